@@ -1,0 +1,1 @@
+"""The arithmetic, written once: headers that compile for host and CUDA, and their host loops."""

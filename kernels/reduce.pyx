@@ -1,0 +1,127 @@
+"""Sums over replicas, packing into one buffer, and the finite check, over lists of tensors."""
+
+cimport numpy as cnp
+from kernels.arrays cimport (
+    PyThreadState,
+    check_threads,
+    data,
+    float_type,
+    let_go,
+    md_parallel,
+    md_table,
+    read_table,
+    take_back,
+    the_team,
+)
+from libcpp.vector cimport vector
+
+from minidist.kernels import team
+
+cnp.import_array()
+
+cdef extern from "reduce.h":
+    void md_sum(
+        md_parallel team, const md_table &table, Py_ssize_t destinations, const double *weights,
+        double scale, int threads,
+    ) noexcept nogil
+    void md_copy(md_parallel team, const md_table &table, int threads) noexcept nogil
+    Py_ssize_t md_first_nonfinite(
+        md_parallel team, const md_table &table, int threads
+    ) noexcept nogil
+
+cdef md_parallel parallel = the_team(team.parallel)
+
+
+def sum(destinations, sources, *, weights=None, double scale=1.0, int threads=1):
+    cdef Py_ssize_t into = len(destinations), replicas = len(sources), i
+    if into == 0 or replicas == 0:
+        raise ValueError(
+            f"sum: needs a destination and a source, got {into} destinations and {replicas} sources"
+        )
+    cdef list names = [f"destinations[{i}]" for i in range(into)]
+    names += [f"sources[{i}]" for i in range(replicas)]
+    cdef vector[double] factors
+    if weights is None:
+        factors.assign(replicas, 1.0)
+    else:
+        factors = weights
+        if <Py_ssize_t> factors.size() != replicas:
+            raise ValueError(f"sum: {factors.size()} weights for {replicas} sources")
+    cdef md_table table
+    read_table(table, "sum", [*destinations, *sources], names, into)
+    check_threads("sum", threads)
+
+    cdef PyThreadState *state = let_go(table.elements)
+    md_sum(parallel, table, into, factors.data(), scale, threads)
+    take_back(state)
+
+
+def offsets(shapes, Py_ssize_t itemsize):
+    if itemsize < 1 or 64 % itemsize != 0:
+        raise ValueError(f"offsets: itemsize must be a power of two up to 64, got {itemsize}")
+    cdef Py_ssize_t step = 64 // itemsize, total = 0, size
+    cdef list starts = []
+    for shape in shapes:
+        size = 1
+        for length in shape:
+            size *= length
+        starts.append(total)
+        total += (size + step - 1) // step * step
+    return starts, total
+
+
+cdef int read_packed(
+    md_table &table, str verb, object flat, object tensors, object offsets, bint packing
+) except -1:
+    """A table of two columns, what is written and what is read: places in `flat`, and tensors."""
+    cdef int kind = float_type(verb, "flat", flat)
+    cdef Py_ssize_t room = cnp.PyArray_SIZE(<cnp.ndarray> flat), itemsize = flat.itemsize
+    cdef Py_ssize_t size, offset, i
+    cdef char *base = <char *> data(verb, "flat", flat, kind, room, packing)
+    cdef void *place
+    cdef void *tensor
+    if len(tensors) != len(offsets):
+        raise ValueError(f"{verb}: {len(tensors)} tensors, but {len(offsets)} offsets")
+    table.start(len(tensors), 2, itemsize)
+    for i, item in enumerate(tensors):
+        size = cnp.PyArray_SIZE(<cnp.ndarray> item) if cnp.PyArray_Check(item) else 0
+        tensor = data(verb, f"tensors[{i}]", item, kind, size, not packing)
+        offset = offsets[i]
+        if offset < 0 or offset + size > room:
+            raise ValueError(
+                f"{verb}: tensors[{i}] of {size} elements at offset {offset} does not fit into "
+                f"flat, which has {room}"
+            )
+        place = base + offset * itemsize
+        table.at.push_back(place if packing else tensor)
+        table.at.push_back(tensor if packing else place)
+        table.add_row(size)
+    return 0
+
+
+def pack(flat, tensors, offsets, *, int threads=1):
+    cdef md_table table
+    read_packed(table, "pack", flat, tensors, offsets, True)
+    check_threads("pack", threads)
+    cdef PyThreadState *state = let_go(table.elements)
+    md_copy(parallel, table, threads)
+    take_back(state)
+
+
+def unpack(tensors, flat, offsets, *, int threads=1):
+    cdef md_table table
+    read_packed(table, "unpack", flat, tensors, offsets, False)
+    check_threads("unpack", threads)
+    cdef PyThreadState *state = let_go(table.elements)
+    md_copy(parallel, table, threads)
+    take_back(state)
+
+
+def first_nonfinite(tensors, *, int threads=1):
+    cdef md_table table
+    read_table(table, "first_nonfinite", [tensors], ["tensors"], 0)
+    check_threads("first_nonfinite", threads)
+    cdef PyThreadState *state = let_go(table.elements)
+    cdef Py_ssize_t found = md_first_nonfinite(parallel, table, threads)
+    take_back(state)
+    return found

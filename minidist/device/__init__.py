@@ -1,0 +1,86 @@
+"""Devices by name. `get("cpu:1")` and `host()` return the one Device of that name.
+
+| name | device |
+|---|---|
+| `cpu:1`, `CPU:1`, `/device:CPU:1`, `/job:worker/task:0/device:CPU:1` | virtual CPU device 1 |
+| `cpu` | `cpu:0` |
+| `host` | the memory that no replica computes in |
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+
+from minidist.device.base import ALIGNMENT, Array, Device, Event, Lease, Stream
+from minidist.device.cpu import CpuDevice, Host
+from minidist.errors import UsageError
+
+__all__ = ["ALIGNMENT", "Array", "Device", "Event", "Lease", "Stream", "devices", "get", "host"]
+
+_KINDS = {"cpu": CpuDevice}
+_known: dict[str, Device] = {}
+_lock = threading.Lock()
+_NAME = re.compile(
+    r"(?:/?job:(?P<job>\w+))?(?:/?task:(?P<task>\d+))?(?:/?device:)?/?(?P<kind>[A-Za-z]+)(?::(?P<index>\d+))?",
+)
+
+
+def host() -> Device:
+    """Return the host: where parameters of a parameter server live, and where data comes from."""
+    with _lock:
+        if "host" not in _known:
+            _known["host"] = Host(0, "host")
+        return _known["host"]
+
+
+def get(name: str | Device) -> Device:
+    """Return the device of that name (see the table above).
+
+    Raises UsageError for a name that no device can have.
+    """
+    if isinstance(name, Device):
+        return name
+    match = _NAME.fullmatch(name.strip())
+    kind = match["kind"].lower() if match else ""
+    if kind == "host":
+        return host()
+    if match is None or kind not in _KINDS:
+        raise UsageError(
+            f"{name!r} is no device here; write host, or one of {', '.join(_KINDS)} with an index, as in cpu:1"
+        )
+    index = int(match["index"] or 0)
+    short = f"{kind}:{index}"
+    with _lock:
+        if short not in _known:
+            _known[short] = _KINDS[kind](index, short)
+        return _known[short]
+
+
+def devices(spec: str | Iterable[str | Device]) -> list[Device]:
+    """Return the devices of a specification.
+
+    `"cpu*4"` is the first four, `"cpu:0,2"` those two, `"cpu:3"` one; a list holds names or devices.
+    Raises UsageError where it names none, one twice, or a kind that there is not.
+    """
+    if isinstance(spec, str):
+        found = _parse(spec)
+    else:
+        found = [get(item) for item in spec]
+    if not found:
+        raise UsageError("no devices were given; write for example md.devices('cpu*2')")
+    if len(set(found)) < len(found):
+        raise UsageError(f"a device is named twice in {spec!r}; each replica needs a device of its own")
+    return found
+
+
+def _parse(spec: str) -> list[Device]:
+    text = spec.strip()
+    match = re.fullmatch(r"(?P<kind>[A-Za-z]+)(?:\*(?P<count>\d+)|:(?P<list>\d+(?:\s*,\s*\d+)*))?", text)
+    if match is None:
+        return [get(part) for part in text.split(",")]
+    if match["count"] is not None:
+        return [get(f"{match['kind']}:{i}") for i in range(int(match["count"]))]
+    indices = match["list"] or "0"
+    return [get(f"{match['kind']}:{int(i)}") for i in indices.split(",")]

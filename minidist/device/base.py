@@ -1,0 +1,200 @@
+"""Device, Stream, Event and Lease: where arrays live, and in what order work on them happens.
+
+One kind of device is one subclass. The base holds what is the same for all: names, and the rule
+that a leased buffer comes back only after its last reader's event.
+
+A *stream* does its work in the order given. An *event* marks a position in one stream: it has
+happened once all work given to the stream before `record` is done. Another stream, or a thread,
+can wait for it. That is all the ordering there is between streams.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidist.errors import HangError, UsageError
+
+if TYPE_CHECKING:
+    from minidist.device.ops import Ops
+
+Array = Any                 # what this kind of device calls an array: numpy.ndarray, cupy.ndarray
+ALIGNMENT = 64              # bytes; a cache line, and the widest vector of any x86-64
+STREAMS = ("compute", "copy", "communication")
+
+
+class Event(ABC):
+    """A position in a stream."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether all work before it has been done."""
+
+    @abstractmethod
+    def wait(self, timeout: float = math.inf) -> None:
+        """Block the calling thread until it has happened.
+
+        Raises HangError after `timeout` seconds, and whatever the stream's work has raised.
+        """
+
+
+class Stream(ABC):
+    """Work on one device that is done in the order in which it is given."""
+
+    def __init__(self, device: Device, role: str) -> None:
+        self.device = device
+        self.role = role
+
+    @abstractmethod
+    def submit(self, work: Callable[[], object]) -> None:
+        """Do `work` after everything given before it. What it refers to is kept alive until then."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """Return the event of having done everything given so far."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Let what is given from now on start only after `event`, of any stream or device."""
+
+    def synchronize(self, timeout: float = math.inf) -> None:
+        """Block the calling thread until everything given so far is done."""
+        self.record().wait(timeout)
+
+    def copy(self, destination: Array, source: Array) -> None:
+        """Copy `source`, of any device that this one can reach, into `destination`, same shape."""
+        self.submit(lambda: self.device.copy(destination, source))
+
+    def __repr__(self) -> str:
+        return f"<{self.role} stream of {self.device.short}>"
+
+
+class Lease:
+    """A buffer out of a device's pool: `array` is valid until `release`."""
+
+    __slots__ = ("_pool", "array")
+
+    def __init__(self, array: Array, pool: _Pool) -> None:
+        self.array = array
+        self._pool: _Pool | None = pool
+
+    def release(self, after: Sequence[Event] = ()) -> None:
+        """Give the buffer back, to be used again once all `after` (its readers' events) are done."""
+        if self._pool is None:
+            raise UsageError("a lease was released twice: its buffer may already be somebody else's")
+        pool, self._pool = self._pool, None
+        pool.give_back(self.array, tuple(after))
+        self.array = None
+
+
+class _Pool:
+    """Buffers of one device, used again by shape and dtype."""
+
+    def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array]) -> None:
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._free: dict[tuple[tuple[int, ...], np.dtype[Any]], list[tuple[Array, tuple[Event, ...]]]] = {}
+
+    def lease(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Lease:
+        with self._lock:
+            waiting = self._free.get((shape, dtype), [])
+            for i, (array, events) in enumerate(waiting):
+                if all(event.done() for event in events):
+                    del waiting[i]
+                    return Lease(array, self)
+        return Lease(self._allocate(shape, dtype), self)
+
+    def give_back(self, array: Array, events: tuple[Event, ...]) -> None:
+        with self._lock:
+            self._free.setdefault((array.shape, array.dtype), []).append((array, events))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._free.clear()
+
+
+class Device(ABC):
+    """A place where arrays live and that computes on them.
+
+    `name` is canonical, "/job:worker/task:0/device:CPU:1"; `short` is "cpu:1", or "host".
+    `ops` holds the arithmetic on this kind of device.
+    """
+
+    kind: str
+    ops: Ops
+
+    def __init__(self, index: int, short: str, *, job: str = "worker", task: int = 0) -> None:
+        self.index = index
+        self.short = short
+        self.name = f"/job:{job}/task:{task}/device:{self.kind.upper()}:{index}"
+        self._streams: dict[str, Stream] = {}
+        self._lock = threading.Lock()
+        self._pool = _Pool(self.allocate)
+
+    @abstractmethod
+    def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return an uninitialised, C-contiguous array whose first byte is 64-byte aligned."""
+
+    @abstractmethod
+    def copy_in(self, array: Any) -> Array:
+        """Return a copy on this device of an array in the host's memory."""
+
+    @abstractmethod
+    def copy_out(self, array: Array) -> np.ndarray[Any, Any]:
+        """Return a copy in the host's memory of an array of this device."""
+
+    @abstractmethod
+    def copy(self, destination: Array, source: Array) -> None:
+        """Copy `source` of any device of this kind or the host into `destination` here."""
+
+    @abstractmethod
+    def _new_stream(self, role: str) -> Stream: ...
+
+    def lease(self, shape: Sequence[int], dtype: Any) -> Lease:
+        """Borrow a buffer; in the steady state that allocates nothing."""
+        return self._pool.lease(tuple(shape), np.dtype(dtype))
+
+    def stream(self, role: str) -> Stream:
+        """Return this device's stream for "compute", "copy" or "communication", made at first use."""
+        if role not in STREAMS:
+            raise UsageError(f"no stream is called {role!r}; there are {', '.join(STREAMS)}")
+        with self._lock:
+            if role not in self._streams:
+                self._streams[role] = self._new_stream(role)
+            return self._streams[role]
+
+    def synchronize(self, timeout: float = math.inf) -> None:
+        """Block the calling thread until all streams of this device have done what they were given.
+
+        Raises HangError after `timeout` seconds.
+        """
+        for stream in list(self._streams.values()):
+            stream.synchronize(timeout)
+
+    def close(self) -> None:
+        """End the streams' threads, after the work they have, and drop pooled buffers."""
+        with self._lock:
+            streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.synchronize()
+            self._end_stream(stream)
+        self._pool.clear()
+
+    def _end_stream(self, stream: Stream) -> None:
+        """Free what `stream` holds beyond memory."""
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}>"
+
+
+def hang(stream: Stream, timeout: float) -> HangError:
+    """Return the error for a stream that was waited for too long."""
+    return HangError(
+        f"the {stream.role} stream of {stream.device.short} did not finish its work within "
+        f"{timeout:g} s; look at what was submitted to it last"
+    )

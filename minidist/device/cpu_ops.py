@@ -1,0 +1,278 @@
+"""CpuOps: the arithmetic on CPU devices, by NumPy, its BLAS and `minidist.kernels`.
+
+Everything here runs on the thread that asks and releases the GIL in what takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from minidist.device.base import Array
+from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
+from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
+from minidist.kernels import layer, reduce, update
+
+_RELATIONS = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal}
+
+
+class CpuOps(Ops):
+    """NumPy arrays, C-contiguous. NumPy gives numbers for rank 0, so results pass `asarray`."""
+
+    # -- arrays ------------------------------------------------------------------------------
+
+    def host_view(self, a: Array) -> np.ndarray[Any, Any]:
+        view: np.ndarray[Any, Any] = a.view()
+        view.flags.writeable = False
+        return view
+
+    def full(self, shape: Shape, value: float, dtype: Any) -> Array:
+        return np.full(shape, value, dtype)
+
+    def copy(self, a: Array) -> Array:
+        return np.array(a, order="C")
+
+    def share_memory(self, a: Array, b: Array) -> bool:
+        return a is b or np.may_share_memory(a, b)
+
+    def cast(self, a: Array, dtype: Any) -> Array:
+        return a.astype(dtype, order="C")
+
+    # -- elementwise ---------------------------------------------------------------------------
+
+    def add(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.add(a, b))
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.subtract(a, b))
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.multiply(a, b))
+
+    def divide(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.divide(a, b))
+
+    def power(self, a: Array, exponent: float) -> Array:
+        return np.asarray(np.power(a, exponent))
+
+    def negative(self, a: Array) -> Array:
+        return np.asarray(np.negative(a))
+
+    def exp(self, a: Array) -> Array:
+        return np.asarray(np.exp(a))
+
+    def log(self, a: Array) -> Array:
+        return np.asarray(np.log(a))
+
+    def sqrt(self, a: Array) -> Array:
+        return np.asarray(np.sqrt(a))
+
+    def compare(self, relation: str, a: Array, b: Array) -> Array:
+        return np.asarray(_RELATIONS[relation](a, b))
+
+    def accumulate(self, a: Array, b: Array) -> None:
+        np.add(a, b, out=a)
+
+    def relu(self, x: Array) -> Array:
+        y = np.empty_like(x)
+        layer.relu(x, y)
+        return y
+
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        dx = np.empty_like(y)
+        layer.relu_backward(dy, y, dx)
+        return dx
+
+    def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
+        y = np.empty_like(x)
+        layer.dropout(x, y, rate, key, counter)
+        return y
+
+    # -- shapes --------------------------------------------------------------------------------
+
+    def reshape(self, a: Array, shape: Shape) -> Array:
+        return a.reshape(shape)
+
+    def transpose(self, a: Array, axes: Axis) -> Array:
+        return np.array(a.transpose(axes), order="C")
+
+    def broadcast_to(self, a: Array, shape: Shape) -> Array:
+        return np.array(np.broadcast_to(a, shape), order="C")
+
+    def take(self, a: Array, index: Any) -> Array:
+        return np.asarray(a[index], order="C")
+
+    def put(self, a: Array, index: Any, shape: Shape) -> Array:
+        full = np.zeros(shape, a.dtype)
+        full[index] = a
+        return full
+
+    # -- reductions ----------------------------------------------------------------------------
+
+    def reduce_sum(self, a: Array, axes: Axis, keepdims: bool) -> Array:
+        if a.ndim > 1 and axes == tuple(range(a.ndim - 1)) and not keepdims:
+            return _column_sums(a)
+        return np.asarray(np.sum(a, axis=axes, dtype=a.dtype, keepdims=keepdims))
+
+    def reduce_max(self, a: Array, axes: Axis, keepdims: bool) -> Array:
+        return np.asarray(np.max(a, axis=axes, keepdims=keepdims))
+
+    def argmax(self, a: Array, axis: int) -> Array:
+        return np.asarray(np.argmax(a, axis=axis))
+
+    # -- linear --------------------------------------------------------------------------------
+
+    def matmul(
+        self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Array:
+        return np.matmul(a.T if transpose_a else a, b.T if transpose_b else b)
+
+    def dense(self, x: Array, w: Array, bias: Array) -> Array:
+        y = np.matmul(x, w)
+        y += bias
+        return y
+
+    def conv2d(self, x: Array, w: Array, window: Window) -> Array:
+        return convolve(x, w, window)
+
+    def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
+        return convolve_input(dy, w, x_shape, window)
+
+    def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
+        return convolve_filter(x, dy, w_shape, window)
+
+    # -- pooling and normalisation -------------------------------------------------------------
+
+    def max_pool(self, x: Array, window: Window) -> tuple[Array, Array]:
+        y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
+        winners = np.empty(y.shape, np.int32)
+        layer.max_pool(x, y, winners, *window.position)
+        return y, winners
+
+    def max_pool_backward(self, dy: Array, saved: Array, x_shape: Shape, window: Window) -> Array:
+        dx = np.empty(x_shape, dy.dtype)
+        layer.max_pool_backward(dy, saved, dx, *window.position)
+        return dx
+
+    def average_pool(self, x: Array, window: Window) -> Array:
+        y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
+        layer.average_pool(x, y, *window.position)
+        return y
+
+    def average_pool_backward(self, dy: Array, x_shape: Shape, window: Window) -> Array:
+        dx = np.empty(x_shape, dy.dtype)
+        layer.average_pool_backward(dy, dx, *window.position)
+        return dx
+
+    def moments(self, x: Array) -> tuple[Array, Array]:
+        count = max(prod(x.shape[:-1]), 1)
+        mean = _column_sums(x) / x.dtype.type(count)
+        centered = x - mean
+        return mean, _column_sums(centered * centered) / x.dtype.type(count)
+
+    def normalize(
+        self, x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
+    ) -> Array:
+        y = x - mean
+        y *= scale / np.sqrt(variance + x.dtype.type(epsilon))
+        y += offset
+        return y
+
+    def normalize_backward(
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, epsilon: float,
+        moments: bool,
+    ) -> tuple[Array, Array, Array]:
+        # With x̂ = (x − μ)/σ: doffset = Σ dy, dscale = Σ dy·x̂, and
+        # dx = scale/σ·(dy − doffset/n − x̂·dscale/n); the last two only where μ, σ depend on x.
+        inverse = 1 / np.sqrt(variance + x.dtype.type(epsilon))
+        normal = (x - mean) * inverse
+        doffset = _column_sums(dy)
+        dscale = _column_sums(dy * normal)
+        if not moments:
+            return dy * (scale * inverse), dscale, doffset
+        count = x.dtype.type(max(prod(x.shape[:-1]), 1))
+        normal *= dscale / count
+        np.subtract(dy, normal, out=normal)
+        normal -= doffset / count
+        normal *= scale * inverse
+        return normal, dscale, doffset
+
+    # -- losses --------------------------------------------------------------------------------
+
+    def softmax(self, x: Array) -> Array:
+        y = self.log_softmax(x)
+        return np.exp(y, out=y)
+
+    def log_softmax(self, x: Array) -> Array:
+        if not x.size:
+            return np.zeros_like(x)
+        y = x - np.max(x, axis=-1, keepdims=True)
+        y -= np.log(np.sum(np.exp(y), axis=-1, keepdims=True))
+        return y
+
+    def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        losses = np.empty(len(logits), logits.dtype)
+        dlogits = np.empty_like(logits)
+        layer.softmax_cross_entropy(logits, labels, losses, dlogits)
+        return losses, dlogits
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def sgd(
+        self, weights: Tensors, gradients: Tensors, *, lr: float, scale: float,
+        weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        update.sgd(
+            weights, gradients, lr=lr, scale=scale, weight_decay=weight_decay, threads=threads
+        )
+
+    def momentum(
+        self, weights: Tensors, gradients: Tensors, momenta: Tensors, *, lr: float,
+        momentum: float, nesterov: bool, scale: float, weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        update.momentum(
+            weights, gradients, momenta, lr=lr, momentum=momentum, nesterov=nesterov, scale=scale,
+            weight_decay=weight_decay, threads=threads,
+        )
+
+    def rmsprop(
+        self, weights: Tensors, gradients: Tensors, squares: Tensors, momenta: Tensors, *,
+        lr: float, decay: float, momentum: float, epsilon: float, scale: float,
+        weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        update.rmsprop(
+            weights, gradients, squares, momenta, lr=lr, decay=decay, momentum=momentum,
+            epsilon=epsilon, scale=scale, weight_decay=weight_decay, threads=threads,
+        )
+
+    def adam(
+        self, weights: Tensors, gradients: Tensors, firsts: Tensors, seconds: Tensors, *,
+        lr: float, beta1: float, beta2: float, epsilon: float, step: int, scale: float,
+        weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        update.adam(
+            weights, gradients, firsts, seconds, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon,
+            step=step, scale=scale, weight_decay=weight_decay, threads=threads,
+        )
+
+    def sum(
+        self, destinations: Sequence[Tensors], sources: Sequence[Tensors], *,
+        weights: Sequence[float] | None = None, scale: float = 1.0, threads: int = 1,
+    ) -> None:
+        reduce.sum(destinations, sources, weights=weights, scale=scale, threads=threads)
+
+    def first_nonfinite(self, tensors: Tensors) -> int:
+        return reduce.first_nonfinite(tensors)
+
+
+def _column_sums(a: Array) -> Array:
+    """Sum [..., k] over all axes but the last.
+
+    A product with ones runs at the memory's speed and sums in blocks, so it rounds less than
+    NumPy's row by row.
+    """
+    rows = prod(a.shape[:-1])
+    return np.asarray(np.ones(rows, a.dtype) @ a.reshape(rows, a.shape[-1]))

@@ -1,0 +1,265 @@
+"""Ops: the arithmetic that a kind of device must be able to do, on its own raw arrays.
+
+`ops/`, the tape and everything above compute only through these verbs, so a new kind of device is
+one subclass. Who calls has checked shapes and dtypes. All arrays are C-contiguous, those given and
+those returned; what is returned is new unless the verb says otherwise. Verbs are coarse where a
+device gains by doing things together.
+
+Images are [n, height, width, channels] (NHWC), filters [height, width, in, out] (HWIO). A `Window`
+is where a filter or pool lies on an image. Any length may be 0.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minidist.device.base import Array
+
+Shape = tuple[int, ...]
+Axis = tuple[int, ...]
+Words = tuple[int, ...]          # 32-bit words of a Philox key (2) or counter (3)
+Tensors = Sequence[Array]
+
+
+class Window(NamedTuple):
+    """Where windows of a filter or pool lie: each pair is (vertical, horizontal)."""
+
+    size: tuple[int, int]
+    strides: tuple[int, int]
+    before: tuple[int, int]      # rows above and columns left of the image that count as padding
+    after: tuple[int, int]
+    output: tuple[int, int]      # how many windows
+
+    @property
+    def position(self) -> tuple[int, int, int, int, int, int]:
+        """Size, strides and padding before, as kernels take them."""
+        return (*self.size, *self.strides, *self.before)
+
+
+class Ops(ABC):
+    """What a device computes. See the module's first lines for what holds of all verbs."""
+
+    # -- arrays ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def host_view(self, a: Array) -> np.ndarray[Any, Any]:
+        """Return the values in the host's memory, read-only; a view where the device allows it."""
+
+    @abstractmethod
+    def full(self, shape: Shape, value: float, dtype: Any) -> Array:
+        """Return an array of one value."""
+
+    @abstractmethod
+    def copy(self, a: Array) -> Array:
+        """Return a copy."""
+
+    @abstractmethod
+    def share_memory(self, a: Array, b: Array) -> bool:
+        """Return whether two arrays may overlap in memory (never False when they do)."""
+
+    @abstractmethod
+    def cast(self, a: Array, dtype: Any) -> Array:
+        """Convert elements to another dtype."""
+
+    # -- elementwise; shapes broadcast ---------------------------------------------------------
+
+    @abstractmethod
+    def add(self, a: Array, b: Array) -> Array: ...
+    @abstractmethod
+    def subtract(self, a: Array, b: Array) -> Array: ...
+    @abstractmethod
+    def multiply(self, a: Array, b: Array) -> Array: ...
+    @abstractmethod
+    def divide(self, a: Array, b: Array) -> Array: ...
+    @abstractmethod
+    def power(self, a: Array, exponent: float) -> Array: ...
+    @abstractmethod
+    def negative(self, a: Array) -> Array: ...
+    @abstractmethod
+    def exp(self, a: Array) -> Array: ...
+    @abstractmethod
+    def log(self, a: Array) -> Array: ...
+    @abstractmethod
+    def sqrt(self, a: Array) -> Array: ...
+
+    @abstractmethod
+    def compare(self, relation: str, a: Array, b: Array) -> Array:
+        """Return bools; `relation` is "equal", "less" or "less_equal"."""
+
+    @abstractmethod
+    def accumulate(self, a: Array, b: Array) -> None:
+        """Do a += b in place; same shape and dtype."""
+
+    @abstractmethod
+    def relu(self, x: Array) -> Array:
+        """max(x, 0)."""
+
+    @abstractmethod
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        """dy where y > 0, else 0."""
+
+    @abstractmethod
+    def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
+        """x/(1−rate) where the Philox stream of (key, counter) gives at least `rate`, else 0."""
+
+    # -- shapes ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reshape(self, a: Array, shape: Shape) -> Array:
+        """Return the same elements in another shape; may be a view."""
+
+    @abstractmethod
+    def transpose(self, a: Array, axes: Axis) -> Array:
+        """Return the axes in another order."""
+
+    @abstractmethod
+    def broadcast_to(self, a: Array, shape: Shape) -> Array:
+        """Return `a` repeated to fill `shape`, really written out."""
+
+    @abstractmethod
+    def take(self, a: Array, index: Any) -> Array:
+        """Return a[index], basic indexing (integers, slices, None, ...); may be a view."""
+
+    @abstractmethod
+    def put(self, a: Array, index: Any, shape: Shape) -> Array:
+        """Return zeros of `shape` with `a` at `index`: what `take` is transposed."""
+
+    # -- reductions ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reduce_sum(self, a: Array, axes: Axis, keepdims: bool) -> Array:
+        """Sum over `axes`."""
+
+    @abstractmethod
+    def reduce_max(self, a: Array, axes: Axis, keepdims: bool) -> Array:
+        """Greatest element over `axes`, none of which has length 0."""
+
+    @abstractmethod
+    def argmax(self, a: Array, axis: int) -> Array:
+        """First index of the greatest element, int64."""
+
+    # -- linear ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def matmul(
+        self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Array:
+        """Matrix product of [n, k] and [k, m], each given transposed if the flag says so."""
+
+    @abstractmethod
+    def dense(self, x: Array, w: Array, bias: Array) -> Array:
+        """x @ w + bias: [n, k], [k, m], [m] -> [n, m]."""
+
+    @abstractmethod
+    def conv2d(self, x: Array, w: Array, window: Window) -> Array:
+        """Cross-correlate NHWC images with an HWIO filter, zeros around."""
+
+    @abstractmethod
+    def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
+        """Gradient of conv2d's x."""
+
+    @abstractmethod
+    def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
+        """Gradient of conv2d's w."""
+
+    # -- pooling and normalisation -----------------------------------------------------------------
+
+    @abstractmethod
+    def max_pool(self, x: Array, window: Window) -> tuple[Array, Array]:
+        """Return (y, what max_pool_backward needs). Padding never wins."""
+
+    @abstractmethod
+    def max_pool_backward(self, dy: Array, saved: Array, x_shape: Shape, window: Window) -> Array:
+        """Each element of dy goes to the first greatest element of its window."""
+
+    @abstractmethod
+    def average_pool(self, x: Array, window: Window) -> Array:
+        """Mean over the elements of the image in each window; padding does not count."""
+
+    @abstractmethod
+    def average_pool_backward(self, dy: Array, x_shape: Shape, window: Window) -> Array:
+        """Gradient of average_pool's x."""
+
+    @abstractmethod
+    def moments(self, x: Array) -> tuple[Array, Array]:
+        """Mean and biased variance of [..., c] over all axes but the last; 0 and 0 of nothing."""
+
+    @abstractmethod
+    def normalize(
+        self, x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
+    ) -> Array:
+        """(x − mean)/√(variance + ε)·scale + offset along the last axis."""
+
+    @abstractmethod
+    def normalize_backward(
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, epsilon: float,
+        moments: bool,
+    ) -> tuple[Array, Array, Array]:
+        """Gradients of normalize's (x, scale, offset).
+
+        With `moments`, mean and variance are those of x itself and depend on it.
+        """
+
+    # -- losses ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def softmax(self, x: Array) -> Array:
+        """exp(x)/Σ exp(x) along the last axis."""
+
+    @abstractmethod
+    def log_softmax(self, x: Array) -> Array:
+        """x − log Σ exp(x) along the last axis."""
+
+    @abstractmethod
+    def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        """[n, k] and int64 [n] -> losses [n] and their gradient softmax − onehot [n, k]."""
+
+    # -- variables: in place, over lists of tensors, one call for a whole model ------------
+
+    @abstractmethod
+    def sgd(
+        self, weights: Tensors, gradients: Tensors, *, lr: float, scale: float,
+        weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        """w −= lr·g', where here and below g' = g·scale + weight_decay·w."""
+
+    @abstractmethod
+    def momentum(
+        self, weights: Tensors, gradients: Tensors, momenta: Tensors, *, lr: float,
+        momentum: float, nesterov: bool, scale: float, weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        """m = μ·m + g'; w −= lr·m, with Nesterov w −= lr·(g' + μ·m)."""
+
+    @abstractmethod
+    def rmsprop(
+        self, weights: Tensors, gradients: Tensors, squares: Tensors, momenta: Tensors, *,
+        lr: float, decay: float, momentum: float, epsilon: float, scale: float,
+        weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        """s = ρ·s + (1−ρ)·g'²; m = μ·m + lr·g'/√(s + ε); w −= m."""
+
+    @abstractmethod
+    def adam(
+        self, weights: Tensors, gradients: Tensors, firsts: Tensors, seconds: Tensors, *,
+        lr: float, beta1: float, beta2: float, epsilon: float, step: int, scale: float,
+        weight_decay: Sequence[float], threads: int,
+    ) -> None:
+        """Algorithm 1 of Kingma and Ba, `step` counted from 1."""
+
+    @abstractmethod
+    def sum(
+        self, destinations: Sequence[Tensors], sources: Sequence[Tensors], *,
+        weights: Sequence[float] | None = None, scale: float = 1.0, threads: int = 1,
+    ) -> None:
+        """destinations[d][t] = ((w0·s0[t] + w1·s1[t]) + …)·scale, in the order of the sources.
+
+        A destination may be the very same array as a source.
+        """
+
+    @abstractmethod
+    def first_nonfinite(self, tensors: Tensors) -> int:
+        """Index of the first tensor that holds a NaN or an infinity, −1 if none does."""

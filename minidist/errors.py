@@ -1,0 +1,51 @@
+"""Every exception minidist raises of its own, each a sentence: what, who, where and the cure.
+
+Where a built-in type says it best (a wrong shape is a ValueError) the class here is also that
+type, so that callers may catch either.
+"""
+
+from __future__ import annotations
+
+
+class MinidistError(Exception):
+    """Base of every error that minidist defines."""
+
+
+class NotBuiltError(MinidistError, ImportError):
+    """The compiled parts are missing or do not fit this Python."""
+
+
+class ContextError(MinidistError, RuntimeError):
+    """A call was made in the wrong context: replica, cross-replica, or another strategy's."""
+
+
+class StructureError(MinidistError, ValueError):
+    """Nested structures that should have the same shape do not."""
+
+
+class ShapeError(MinidistError, ValueError):
+    """Shapes or dtypes do not fit an operation."""
+
+
+class MergeMismatchError(MinidistError, RuntimeError):
+    """Replicas made a different number of merge_calls, or met with different intentions."""
+
+
+class HangError(MinidistError, TimeoutError):
+    """A peer did not arrive within the deadline."""
+
+
+class ForkError(MinidistError, RuntimeError):
+    """The process was forked after replica threads had started."""
+
+
+class NonFiniteError(MinidistError, ArithmeticError):
+    """A loss or gradient is NaN or infinite."""
+
+
+class DataError(MinidistError, OSError):
+    """A data file is missing, truncated or not what it should be."""
+
+
+class UsageError(MinidistError, ValueError):
+    """An option has an unknown name or value, or contradicts another one."""

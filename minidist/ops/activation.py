@@ -1,0 +1,69 @@
+"""Activations: ReLU, dropout and the softmax pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidist.device.base import Array
+from minidist.device.ops import Words
+from minidist.errors import ShapeError, UsageError
+from minidist.ops.convert import TensorLike, floats
+from minidist.tape import record
+from minidist.tensor import Tensor
+
+
+def relu(x: TensorLike) -> Tensor:
+    """max(x, 0), any shape. The derivative at 0 is 0."""
+    x = floats("relu", x)
+    ops = x.device.ops
+    y = ops.relu(x.array)
+    return record(y, (x,), lambda dy, _: (ops.relu_backward(dy, y),))
+
+
+def dropout(x: TensorLike, rate: float, key: Words, counter: Words) -> Tensor:
+    """Set elements to 0 with probability `rate` and divide the others by 1 − rate, any shape.
+
+    Which ones is decided by the Philox stream of `key` (two 32-bit words) and `counter` (three),
+    as `context.draw` gives them: the same words, the same elements.
+    """
+    if not 0 <= rate < 1:
+        raise UsageError(f"dropout: the rate is {rate}; it must be at least 0 and less than 1")
+    x = floats("dropout", x)
+    ops = x.device.ops
+    return record(
+        ops.dropout(x.array, rate, key, counter), (x,),
+        lambda dy, _: (ops.dropout(dy, rate, key, counter),),
+    )
+
+
+def softmax(x: TensorLike) -> Tensor:
+    """exp(x)/Σ exp(x) along the last axis, [..., k] -> [..., k]."""
+    x = _with_axis("softmax", x)
+    ops = x.device.ops
+    y = ops.softmax(x.array)
+
+    def backward(dy: Array, _: Any) -> tuple[Array]:
+        inner = ops.reduce_sum(ops.multiply(dy, y), (y.ndim - 1,), True)
+        return (ops.multiply(y, ops.subtract(dy, inner)),)
+
+    return record(y, (x,), backward)
+
+
+def log_softmax(x: TensorLike) -> Tensor:
+    """x − log Σ exp(x) along the last axis, [..., k] -> [..., k]."""
+    x = _with_axis("log_softmax", x)
+    ops = x.device.ops
+    y = ops.log_softmax(x.array)
+
+    def backward(dy: Array, _: Any) -> tuple[Array]:
+        total = ops.reduce_sum(dy, (y.ndim - 1,), True)
+        return (ops.subtract(dy, ops.multiply(ops.exp(y), total)),)
+
+    return record(y, (x,), backward)
+
+
+def _with_axis(operation: str, x: TensorLike) -> Tensor:
+    x = floats(operation, x)
+    if not x.shape or not x.shape[-1]:
+        raise ShapeError(f"{operation}: shape {x.shape} has no last axis to go along")
+    return x

@@ -1,0 +1,101 @@
+"""What operations take: turn numbers, arrays and variables into Tensors that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist import context
+from minidist.errors import ContextError, ShapeError
+from minidist.tape import Readable
+from minidist.tensor import Tensor
+
+# What an operation takes: a Tensor, a variable (anything with `read()`), an array, numbers.
+TensorLike = Tensor | Readable | np.ndarray[Any, Any] | Sequence[Any] | float
+_Number = (int, float, np.number, np.bool_)
+
+
+def constant(value: TensorLike, dtype: Any = None) -> Tensor:
+    """Return a copy of `value` on this thread's device.
+
+    Python floats, alone or nested in lists, become float32, integers int64; what NumPy made keeps
+    its dtype unless `dtype` is given. Nothing remembers where the value came from: it has no gradient.
+    """
+    if isinstance(value, Tensor) or hasattr(value, "read"):
+        value = as_tensor(value).numpy()
+    array = np.asarray(value, dtype)
+    own_dtype = isinstance(value, (np.ndarray, np.generic))
+    if dtype is None and array.dtype == np.float64 and not own_dtype:
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "fiub":
+        raise ShapeError(
+            f"constant: no Tensor can hold elements of type {array.dtype}; give numbers or booleans"
+        )
+    device = context.device()
+    return Tensor(device.copy_in(array), device)
+
+
+def as_tensor(value: TensorLike) -> Tensor:
+    """Return `value` itself if it is a Tensor, what a variable reads as, else `constant(value)`."""
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "read"):
+        tensor: Tensor = value.read()
+        return tensor
+    return constant(value)
+
+
+def operands(operation: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor]:
+    """Return two Tensors of one dtype and device; a Python number takes the other's dtype.
+
+    Raises ShapeError naming the operation if the dtypes differ, ContextError if the devices do.
+    """
+    if isinstance(b, _Number) and not isinstance(a, _Number):
+        a = as_tensor(a)
+        return a, _number(operation, b, a)
+    if isinstance(a, _Number) and not isinstance(b, _Number):
+        b = as_tensor(b)
+        return _number(operation, a, b), b
+    a, b = as_tensor(a), as_tensor(b)
+    fit(operation, a, b)
+    return a, b
+
+
+def fit(operation: str, *tensors: Tensor) -> None:
+    """Raise ShapeError if the dtypes differ, ContextError if the devices do."""
+    first = tensors[0]
+    for other in tensors[1:]:
+        if other.dtype != first.dtype:
+            raise ShapeError(
+                f"{operation}: dtypes {first.dtype} and {other.dtype} (of shapes {first.shape} and "
+                f"{other.shape}) do not mix; convert one with ops.cast"
+            )
+        if other.device is not first.device:
+            raise ContextError(
+                f"{operation}: one input is on {first.device.short} and one on "
+                f"{other.device.short}; md.constant(x) copies a value to the current device"
+            )
+
+
+def floats(operation: str, value: TensorLike) -> Tensor:
+    """Return a Tensor of float32 or float64; raise ShapeError for another dtype."""
+    tensor = as_tensor(value)
+    if tensor.dtype.char not in "fd":
+        raise ShapeError(
+            f"{operation}: dtype {tensor.dtype} (of shape {tensor.shape}) is not float32 or "
+            f"float64; convert it with ops.cast"
+        )
+    return tensor
+
+
+def _number(operation: str, number: Any, like: Tensor) -> Tensor:
+    kinds = {"b": (bool, np.bool_), "i": (int, np.integer), "u": (int, np.integer)}
+    allowed = kinds.get(like.dtype.kind)
+    if allowed is not None and not isinstance(number, allowed):
+        raise ShapeError(
+            f"{operation}: the number {number!r} does not fit dtype {like.dtype} of shape "
+            f"{like.shape}; convert the Tensor with ops.cast"
+        )
+    return Tensor(like.device.ops.full((), number, like.dtype), like.device)

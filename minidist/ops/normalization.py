@@ -1,0 +1,72 @@
+"""Batch normalisation (Ioffe and Szegedy, 2015), in training and in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidist.device.base import Array
+from minidist.errors import ShapeError
+from minidist.ops.convert import TensorLike, fit, floats
+from minidist.tape import record
+from minidist.tensor import Tensor
+
+
+def batch_norm(
+    x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise by the batch's own moments: [..., c], [c], [c] -> (y [..., c], mean, variance).
+
+    y = (x − mean)/√(variance + ε)·scale + offset, the moments [c] taken over all axes but the last.
+    The variance is the biased one, Σ(x − mean)²/n, and is returned as such for the moving average,
+    like the ancestor's layers without fusion (TensorFlow's fused kernel hands out the unbiased
+    one). The moments returned carry no gradient. Of an empty batch both are 0, and so are all
+    gradients.
+    """
+    x, scale, offset = _normalized(x, scale, offset)
+    ops = x.device.ops
+    mean, variance = ops.moments(x.array)
+
+    def backward(dy: Array, _: Any) -> tuple[Array, Array, Array]:
+        return ops.normalize_backward(dy, x.array, mean, variance, scale.array, epsilon, True)
+
+    y = ops.normalize(x.array, mean, variance, scale.array, offset.array, epsilon)
+    return (
+        record(y, (x, scale, offset), backward), Tensor(mean, x.device), Tensor(variance, x.device)
+    )
+
+
+def batch_norm_inference(
+    x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Normalise by given moments, [c] each, which carry no gradient: [..., c] -> [..., c]."""
+    x, scale, offset = _normalized(x, scale, offset)
+    mean, variance = floats("batch_norm", mean), floats("batch_norm", variance)
+    fit("batch_norm", x, mean, variance)
+    if mean.shape != scale.shape or variance.shape != scale.shape:
+        raise ShapeError(
+            f"batch_norm: moments of shapes {mean.shape} and {variance.shape} do not fit the scale "
+            f"{scale.shape}; they must be equal"
+        )
+    ops = x.device.ops
+
+    def backward(dy: Array, _: Any) -> tuple[Array, Array, Array]:
+        return ops.normalize_backward(
+            dy, x.array, mean.array, variance.array, scale.array, epsilon, False
+        )
+
+    y = ops.normalize(x.array, mean.array, variance.array, scale.array, offset.array, epsilon)
+    return record(y, (x, scale, offset), backward)
+
+
+def _normalized(
+    x: TensorLike, scale: TensorLike, offset: TensorLike
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, scale, offset = (floats("batch_norm", value) for value in (x, scale, offset))
+    fit("batch_norm", x, scale, offset)
+    if not x.shape or scale.shape != x.shape[-1:] or offset.shape != x.shape[-1:]:
+        raise ShapeError(
+            f"batch_norm: x {x.shape}, scale {scale.shape} and offset {offset.shape} do not fit; "
+            f"[..., c], [c] and [c] do"
+        )
+    return x, scale, offset

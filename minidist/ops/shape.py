@@ -1,0 +1,79 @@
+"""Rearranging elements without computing on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from minidist.errors import ShapeError
+from minidist.ops.convert import TensorLike, as_tensor
+from minidist.tape import record
+from minidist.tensor import Tensor
+
+
+def reshape(x: TensorLike, shape: Sequence[int]) -> Tensor:
+    """Give the elements, in order, another shape; one length may be −1: whatever is left."""
+    x = as_tensor(x)
+    wanted = tuple(int(length) for length in shape)
+    known = prod(length for length in wanted if length != -1)
+    if wanted.count(-1) == 1 and known and x.size % known == 0:
+        wanted = tuple(x.size // known if length == -1 else length for length in wanted)
+    if min(wanted, default=0) < 0 or prod(wanted) != x.size:
+        raise ShapeError(
+            f"reshape: shapes {x.shape} and {tuple(shape)} do not hold the same number of elements"
+        )
+    ops = x.device.ops
+    return record(
+        ops.reshape(x.array, wanted), (x,), lambda dy, _: (ops.reshape(dy, x.shape),)
+    )
+
+
+def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
+    """Put the axes in another order; None reverses them."""
+    x = as_tensor(x)
+    order = tuple(range(x.ndim))[::-1] if axes is None else tuple(axes)
+    if sorted(order) != list(range(x.ndim)):
+        raise ShapeError(f"transpose: axes {order} are no order of the axes of shape {x.shape}")
+    inverse = tuple(order.index(i) for i in range(x.ndim))
+    ops = x.device.ops
+    return record(
+        ops.transpose(x.array, order), (x,), lambda dy, _: (ops.transpose(dy, inverse),)
+    )
+
+
+def take(x: TensorLike, index: Any) -> Tensor:
+    """x[index] with integers, slices, None and `...`. Raises IndexError outside the shape."""
+    x = as_tensor(x)
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, bool) or not (
+            part is None or isinstance(part, (int, np.integer, slice, EllipsisType))
+        ):
+            raise ShapeError(
+                f"indexing shape {x.shape} with {type(part).__name__}: integers, slices, None and "
+                f"... are known"
+            )
+    ops = x.device.ops
+    return record(
+        ops.take(x.array, index), (x,), lambda dy, _: (ops.put(dy, index, x.shape),)
+    )
+
+
+def cast(x: TensorLike, dtype: Any) -> Tensor:
+    """Convert to another dtype; between floating-point ones with a gradient."""
+    x = as_tensor(x)
+    target = np.dtype(dtype)
+    ops = x.device.ops
+    y = ops.cast(x.array, target)
+    if x.dtype.kind != "f" or target.kind != "f":
+        return Tensor(y, x.device)
+    return record(y, (x,), lambda dy, _: (ops.cast(dy, x.dtype),))
+
+
+def stop_gradient(x: TensorLike) -> Tensor:
+    """Return the same values, which no gradient passes."""
+    x = as_tensor(x)
+    return Tensor(x.array, x.device)

@@ -1,0 +1,298 @@
+"""GradientTape: write down each operation as it runs, then walk back and sum the derivatives.
+
+An operation calls `record` with its result, its inputs and a closure that turns the gradient of
+the result into gradients of the inputs. `GradientTape.gradient` walks those entries from the last
+to the first. Tapes are kept per thread, so each replica records only its own work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+import optree
+
+from minidist.device.base import Array
+from minidist.errors import ContextError, ShapeError
+from minidist.tensor import Tensor
+
+Backward = Callable[[Array, Sequence[bool]], Sequence[Array | None]]
+Sink = Callable[[Any, Array], object]
+Readings = dict[int, tuple[Tensor, Any]]      # by id of a Tensor: it, and whose value it is
+
+
+class Readable(Protocol):
+    """What a tape takes for a variable: `read()` gives its value as a Tensor."""
+
+    def read(self) -> Tensor: ...
+
+
+class Entry(NamedTuple):
+    """One operation that ran: `backward(dy, needs)` gives one gradient per input.
+
+    `needs[i]` says whether anybody wants the gradient of input i; where not, None will do. What is
+    returned is new, or is `dy` or a view of it, and several of those may overlap; it must not
+    overlap what the closure keeps.
+    """
+
+    output: Tensor
+    inputs: tuple[Tensor, ...]
+    backward: Backward
+
+
+class _Active(threading.local):
+    """The tapes that record in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.tapes: list[GradientTape] = []
+
+
+_active = _Active()
+
+
+def record(array: Array, inputs: tuple[Tensor, ...], backward: Backward) -> Tensor:
+    """Return the Tensor of an operation's result, on its inputs' device, and write it down."""
+    output = Tensor(array, inputs[0].device)
+    for tape in _active.tapes:
+        for tensor in inputs:
+            if id(tensor) in tape._reached:
+                tape._reached.add(id(output))
+                tape._entries.append(Entry(output, inputs, backward))
+                break
+    return output
+
+
+def read(variable: Readable, tensor: Tensor) -> None:
+    """Tell this thread's tapes that reading `variable`, if trainable or watched, gave `tensor`."""
+    for tape in _active.tapes:
+        if id(variable) in tape._watched or getattr(variable, "trainable", False):
+            tape._reached.add(id(tensor))
+            tape._readings[id(tensor)] = (tensor, variable)
+
+
+@contextmanager
+def stop_recording() -> Iterator[None]:
+    """Let no tape of this thread record what runs within."""
+    tapes, _active.tapes = _active.tapes, []
+    try:
+        yield
+    finally:
+        _active.tapes = tapes
+
+
+class GradientTape:
+    """Record operations within a `with` block; then `gradient` differentiates.
+
+    Trainable variables are watched when they are read; `watch` adds Tensors and other variables.
+    A tape gives one gradient and frees its memory during the walk, unless `persistent`. Tapes may
+    be nested: each of them records. What `gradient` itself computes is never recorded, so there
+    are no gradients of gradients.
+    """
+
+    def __init__(self, persistent: bool = False) -> None:
+        self.persistent = persistent
+        self._entries: list[Entry] = []
+        self._reached: set[int] = set()  # ids of Tensors that depend on something watched
+        self._watched: dict[int, Any] = {}
+        self._readings: Readings = {}
+        self._used = False
+
+    def __enter__(self) -> GradientTape:
+        if self in _active.tapes:
+            raise ContextError("this tape records already; a second `with` needs a tape of its own")
+        if self._used:
+            raise ContextError("this tape has given its gradient; make a new GradientTape")
+        _active.tapes.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self in _active.tapes:
+            _active.tapes.remove(self)
+
+    def watch(self, source: Tensor | Readable) -> None:
+        """Let gradients be taken of a Tensor, or of a variable that is read from now on."""
+        self._watched[id(source)] = source
+        self._reached.add(id(source))
+
+    @contextmanager
+    def stop_recording(self) -> Iterator[None]:
+        """Let this tape not record what runs within."""
+        recording = self in _active.tapes
+        if recording:
+            _active.tapes.remove(self)
+        try:
+            yield
+        finally:
+            if recording:
+                _active.tapes.append(self)
+
+    def gradient(self, target: Tensor, sources: Any, sink: Sink | None = None) -> Any:
+        """Return d(sum of target)/d(source) as Tensors, in the structure of `sources`.
+
+        `sources` is a Tensor, a variable or any nesting of them; one that `target` does not
+        depend on gives None. The arrays are the caller's own: none is shared with another
+        gradient, an input or the tape. What is used several times is summed in backward order,
+        so the same program gives the same bits.
+
+        With `sink` nothing is returned: `sink(source, array)` takes each gradient as soon as no
+        entry that is left can add to it, the source used last in the forward pass first; for a
+        source that `target` does not depend on it is not called.
+
+        Raises ContextError if the tape is not persistent and has given its gradient.
+        """
+        if self._used:
+            raise ContextError(
+                "this tape has given its gradient and freed its memory; take all gradients in one "
+                "call, or make it GradientTape(persistent=True)"
+            )
+        if not isinstance(target, Tensor):
+            raise TypeError(
+                f"gradient: the target is a {type(target).__name__}; it must be one Tensor"
+            )
+        if target.dtype.kind != "f":
+            raise ShapeError(
+                f"gradient: a target of dtype {target.dtype} (and shape {target.shape}) has no "
+                f"derivative; only floating-point ones have"
+            )
+        leaves, structure = optree.tree_flatten(sources, none_is_leaf=False)
+        if self.persistent:
+            entries, readings = list(self._entries), self._readings
+        else:
+            entries, readings = self._entries, self._readings
+            self._entries, self._readings, self._used = [], {}, True
+            self._reached.clear()
+            if self in _active.tapes:
+                _active.tapes.remove(self)
+
+        walk = _Walk(target, leaves, entries, readings)
+        if sink is not None:
+            walk.run(lambda index, array: sink(leaves[index], array))
+            return None
+        results: list[Tensor | None] = [None] * len(leaves)
+
+        def keep(index: int, array: Array) -> None:
+            results[index] = Tensor(array, target.device)
+
+        walk.run(keep)
+        return optree.tree_unflatten(structure, results)
+
+
+class _Walk:
+    """One walk back over `entries`, from `target` to the leaves.
+
+    Two passes before it find which entries lie between leaves and target, and how often a leaf is
+    still to be used; so its gradient is known to be final the moment it is.
+
+    `_gradients` holds what has been summed so far by id of Tensor, and whether that array is that
+    Tensor's alone: only then may it be added to in place or handed out without a copy.
+    """
+
+    def __init__(
+        self, target: Tensor, leaves: Sequence[Any], entries: list[Entry], readings: Readings
+    ) -> None:
+        self._ops = target.device.ops
+        self._target = target
+        self._entries = entries
+        self._gradients: dict[int, tuple[Array, bool]] = {}
+
+        self._places: dict[int, list[int]] = {}     # id of a leaf -> where it stands in `leaves`
+        for place, leaf in enumerate(leaves):
+            self._places.setdefault(id(leaf), []).append(place)
+        self._owners: dict[int, list[int]] = {      # id of a Tensor -> ids of the leaves it adds to
+            id(leaf): [id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)
+        }
+        for tensor, variable in readings.values():
+            if id(variable) in self._places:
+                self._owners.setdefault(id(tensor), []).append(id(variable))
+
+        self._live = set(self._owners)              # ids of Tensors that depend on a leaf
+        for entry in entries:
+            if any(id(tensor) in self._live for tensor in entry.inputs):
+                self._live.add(id(entry.output))
+
+        self._computed: set[int] = set()            # ids of the results that the walk passes
+        self._uses: dict[int, int] = {}             # how many uses of a Tensor are still to come
+        wanted = {id(target)}
+        for entry in reversed(entries):
+            output = id(entry.output)
+            if output in wanted and output in self._live:
+                self._computed.add(output)
+                for tensor in entry.inputs:
+                    if id(tensor) in self._live:
+                        wanted.add(id(tensor))
+                        self._uses[id(tensor)] = self._uses.get(id(tensor), 0) + 1
+
+        self._totals: dict[int, Array] = {}         # by id of leaf, over the Tensors it was read as
+        self._parts: dict[int, int] = {}            # how many of those are still to come
+        for tensor_id, owners in self._owners.items():
+            if tensor_id in wanted:
+                for leaf in owners:
+                    self._parts[leaf] = self._parts.get(leaf, 0) + 1
+
+    def run(self, emit: Callable[[int, Array], object]) -> None:
+        """Walk back, freeing entries on the way, and call `emit(place in leaves, gradient)`."""
+        target = self._target
+        if id(target) not in self._live:
+            return
+        self._gradients[id(target)] = self._ops.full(target.shape, 1, target.dtype), True
+        if id(target) in self._owners:
+            self._settle(id(target), emit)
+
+        while self._entries:
+            entry = self._entries.pop()
+            if id(entry.output) not in self._computed:
+                continue
+            dy, alone = self._gradients.pop(id(entry.output))
+            self._spread(entry, dy, alone)
+            for tensor in entry.inputs:
+                key = id(tensor)
+                if key in self._uses:
+                    self._uses[key] -= 1
+                    if not self._uses[key]:
+                        del self._uses[key]
+                        if key in self._owners:
+                            self._settle(key, emit)
+
+    def _spread(self, entry: Entry, dy: Array, alone: bool) -> None:
+        """Add what an entry's closure returns to the gradients of its inputs."""
+        ops = self._ops
+        needs = tuple([id(tensor) in self._live for tensor in entry.inputs])
+        gradients = entry.backward(dy, needs)
+        passed = [need and ops.share_memory(dx, dy) for dx, need in zip(gradients, needs, strict=True)]
+        may_pass = alone and sum(passed) == 1       # dy's memory has exactly one heir
+        for tensor, need, dx, is_dy in zip(entry.inputs, needs, gradients, passed, strict=True):
+            if not need:
+                continue
+            held = self._gradients.get(id(tensor))
+            if held is None:
+                self._gradients[id(tensor)] = dx, may_pass or not is_dy
+            elif held[1]:
+                ops.accumulate(held[0], dx)
+            else:
+                self._gradients[id(tensor)] = ops.add(held[0], dx), True
+
+    def _settle(self, key: int, emit: Callable[[int, Array], object]) -> None:
+        """Hand out the final gradient of a Tensor to the leaves that it belongs to."""
+        array, alone = self._gradients[key]
+        if key in self._computed:                   # the walk still needs it, to go on from here
+            alone = False
+        else:
+            del self._gradients[key]
+        for leaf in self._owners[key]:
+            part = array if alone else self._ops.copy(array)
+            alone = False
+            if leaf in self._totals:
+                self._ops.accumulate(self._totals[leaf], part)
+            else:
+                self._totals[leaf] = part
+            self._parts[leaf] -= 1
+            if not self._parts[leaf]:
+                total = self._totals.pop(leaf)
+                for copy, place in enumerate(self._places[leaf]):
+                    emit(place, self._ops.copy(total) if copy else total)

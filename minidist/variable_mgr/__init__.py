@@ -1,0 +1,97 @@
+"""Variable managers: every policy is a row of five parts.
+
+| policy | place | read | combine | apply | start |
+|---|---|---|---|---|---|
+| independent | every replica | own | nothing | every replica | own values |
+| parameter_server | the host, or the least loaded compute device | fetched each step | mean at the variable | once, there | - |
+| replicated | every replica | own | all-reduce | every replica | replica 0's |
+
+A part is a class of its own, so a new policy is a new row, and at most a new part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minidist.comm import LocalCommunicator
+from minidist.device import Device
+from minidist.errors import UsageError
+from minidist.variable_mgr.apply import EveryReplicaApplies, OnceApplies
+from minidist.variable_mgr.combine import AllReduce, MeanAtVariable, Nothing
+from minidist.variable_mgr.manager import VariableMgr
+from minidist.variable_mgr.place import EveryReplica, LeastLoaded, OnHost
+from minidist.variable_mgr.read import ReadFetched, ReadOwn
+from minidist.variable_mgr.start import FromFirst, OwnValues
+
+__all__ = ["POLICIES", "PolicyOptions", "VariableMgr", "make"]
+
+GRADIENT_SCALES = ("mean", "original")
+PARAMETER_DEVICES = ("cpu", "device", "gpu")
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """What a policy can be told. The options bear the flags' names.
+
+    local_parameter_device: where a parameter server keeps variables: "cpu" (the host), or "device"
+        ("gpu" is the ancestor's word for it), spread over the compute devices.
+    gradient_scale: "mean" is the gradient of the mean loss over the global batch, in every policy;
+        "original" the ancestor's mixture, in which `replicated` sums over the replicas.
+    """
+
+    local_parameter_device: str = "cpu"
+    gradient_scale: str = "mean"
+
+    def __post_init__(self) -> None:
+        _allow("local_parameter_device", self.local_parameter_device, PARAMETER_DEVICES)
+        _allow("gradient_scale", self.gradient_scale, GRADIENT_SCALES)
+
+
+def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+    """Every replica trains a model of its own."""
+    return VariableMgr(
+        "independent", tuple(devices),
+        place=EveryReplica(devices), read=ReadOwn, combine=Nothing(), apply=EveryReplicaApplies(), start=OwnValues(),
+    )
+
+
+def parameter_server(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+    """One copy of each variable; replicas fetch it each step, and the mean gradient is applied to it once."""
+    place = OnHost(devices) if options.local_parameter_device == "cpu" else LeastLoaded(devices)
+    combine = MeanAtVariable(LocalCommunicator(devices[0]), original=_original(options, "mean"))
+    return VariableMgr(
+        "parameter_server", tuple(devices),
+        place=place, read=ReadFetched, combine=combine, apply=OnceApplies(), start=FromFirst(),
+    )
+
+
+def replicated(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+    """A copy with every replica; gradients are all-reduced, and every replica applies them to its own."""
+    combine = AllReduce(LocalCommunicator(devices[0]), original=_original(options, "sum"))
+    return VariableMgr(
+        "replicated", tuple(devices),
+        place=EveryReplica(devices), read=ReadOwn, combine=combine, apply=EveryReplicaApplies(), start=FromFirst(),
+    )
+
+
+POLICIES: dict[str, Callable[[Sequence[Device], PolicyOptions], VariableMgr]] = {
+    "independent": independent,
+    "parameter_server": parameter_server,
+    "replicated": replicated,
+}
+
+
+def make(variable_update: str, devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+    """Return the variable manager of that name; raises UsageError for a name there is not."""
+    _allow("variable_update", variable_update, tuple(POLICIES))
+    return POLICIES[variable_update](devices, options)
+
+
+def _original(options: PolicyOptions, factor: str) -> str | None:
+    return factor if options.gradient_scale == "original" else None
+
+
+def _allow(option: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{option}={value!r} is not known; it may be {', '.join(allowed)}")

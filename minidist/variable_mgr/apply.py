@@ -1,0 +1,43 @@
+"""Apply: who runs the optimizer, on which copies, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from minidist.variable_mgr.combine import Combined
+
+if TYPE_CHECKING:
+    from minidist.optim import Optimizer
+
+
+class Apply(Protocol):
+    """Updates copies with combined gradients, in the meeting of all replicas or after it."""
+
+    def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
+        """Do what is done once, while all replicas wait."""
+
+    def in_replica(self, optimizer: Optimizer, combined: Combined, replica: int, threads: int) -> None:
+        """Do what each replica does on its own thread after the meeting."""
+
+
+class EveryReplicaApplies:
+    """After the meeting every replica updates its own copy, all at the same time."""
+
+    def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
+        pass
+
+    def in_replica(self, optimizer: Optimizer, combined: Combined, replica: int, threads: int) -> None:
+        optimizer.update(
+            replica, combined.group.copies[replica], combined.rows[replica], scale=combined.scale, threads=threads
+        )
+
+
+class OnceApplies:
+    """In the meeting the one copy of each variable is updated, before any replica reads it again."""
+
+    def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
+        optimizer.update(0, combined.group.copies[0], combined.rows[0], scale=combined.scale, threads=threads)
+
+    def in_replica(self, optimizer: Optimizer, combined: Combined, replica: int, threads: int) -> None:
+        pass
+

@@ -1,0 +1,155 @@
+"""Combine: how the gradients of the replicas meet.
+
+Every replica brings its gradients and, where batches are unequal, the number of examples behind
+them. What comes out is one row of gradients for each place that applies them, and the factor that
+makes a mean of it:
+
+    equal counts      ((g0 + g1) + g2 …) · (1/n)
+    unequal counts    Σ(c_i · g_i) · (1/Σ c_i)
+
+The sum is left unscaled here; the optimizer multiplies by the factor in the pass in which it reads
+the sum anyway, which gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from minidist.comm import Communicator
+from minidist.device import Array, Device
+from minidist.errors import MergeMismatchError, UsageError
+from minidist.kernels.reduce import offsets
+from minidist.variable import Variable
+
+
+class Group:
+    """Variables that are combined together, and the buckets for their combined gradients.
+
+    A bucket is one buffer on one device that holds a gradient for each variable, each 64-byte
+    aligned; it is made once and used in every step.
+    """
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        self.variables = tuple(variables)
+        self.places = len(variables[0].copies)
+        self.copies = [tuple(variable.copies[place] for variable in variables) for place in range(self.places)]
+        self._rows: list[list[Array]] | None = None
+
+    @property
+    def rows(self) -> list[list[Array]]:
+        """For each place an array for each variable, on that copy's device."""
+        if self._rows is None:
+            self._rows = [self._row(place) for place in range(self.places)]
+        return self._rows
+
+    def _row(self, place: int) -> list[Array]:
+        row: list[Any] = [None] * len(self.variables)
+        by_bucket: dict[tuple[Device, Any], list[int]] = {}
+        for i, copy in enumerate(self.copies[place]):
+            by_bucket.setdefault((copy.device, copy.array.dtype), []).append(i)
+        for (device, dtype), members in by_bucket.items():
+            shapes = [self.variables[i].shape for i in members]
+            starts, total = offsets(shapes, dtype.itemsize)
+            bucket = device.allocate((total,), dtype)
+            for i, start, shape in zip(members, starts, shapes, strict=True):
+                row[i] = bucket[start : start + prod(shape)].reshape(shape)
+        return row
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What one replica brings: a gradient for each variable of the group (None: unused), and a count."""
+
+    group: Group
+    gradients: list[Array | None]
+    count: int | None
+
+
+@dataclass(slots=True)
+class Combined:
+    """What comes out: for each place the gradients to apply, times `scale`."""
+
+    group: Group
+    rows: list[list[Array]]
+    scale: float
+
+
+class Nothing:
+    """Replicas keep their gradients: no meeting."""
+
+    meets = False
+
+
+class MeetingOfAll:
+    """All gradients are summed and scaled to the mean; each copy's place gets the result.
+
+    `original` keeps the ancestors' factor and their disregard of counts: 1 (a sum), or 1/n.
+    """
+
+    meets = True
+
+    def __init__(self, communicator: Communicator, *, original: str | None) -> None:
+        self._communicator = communicator
+        self._original = original
+
+    def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
+        """Return the combined gradients, or None where no replica has an example."""
+        group = contributions[0].group
+        weights, scale = self._weights([contribution.count for contribution in contributions])
+        if scale is None:
+            return None
+        sources = [_filled(contribution) for contribution in contributions]
+        self._communicator.all_reduce(sources, group.rows, weights, threads=threads)
+        return Combined(group, group.rows, scale)
+
+    def _weights(self, counts: Sequence[int | None]) -> tuple[list[float] | None, float | None]:
+        n = len(counts)
+        if self._original is not None:
+            return None, 1.0 if self._original == "sum" else 1.0 / n
+        known = [count for count in counts if count is not None]
+        if not known:
+            return None, 1.0 / n
+        if len(known) < n:
+            raise UsageError(f"some replicas gave a count and some did not: {list(counts)}; pass it in all or in none")
+        if sum(known) == 0:
+            return None, None
+        if len(set(known)) == 1:
+            return None, 1.0 / n
+        return [float(count) for count in known], 1.0 / sum(known)
+
+
+class MeanAtVariable(MeetingOfAll):
+    """The mean is formed where the one copy of the variable lives."""
+
+
+class AllReduce(MeetingOfAll):
+    """Every replica gets the mean for its own copy."""
+
+
+def check_same(contributions: Sequence[Contribution]) -> None:
+    """Raise MergeMismatchError where the replicas bring gradients for different variables."""
+    group = contributions[0].group
+    for replica, contribution in enumerate(contributions):
+        if contribution.group is not group:
+            raise MergeMismatchError(
+                f"replicas 0 and {replica} apply gradients to different variables: {_some(group)} and "
+                f"{_some(contribution.group)}; all replicas must pass the same, in the same order"
+            )
+
+
+def _some(group: Group) -> str:
+    names = [variable.name for variable in group.variables]
+    return repr(names if len(names) <= 6 else [*names[:5], f"… {len(names)} in all"])
+
+
+def _filled(contribution: Contribution) -> list[Array]:
+    """Return the gradients, with zeros for what only other replicas have used."""
+    row: list[Array] = []
+    for gradient, copy in zip(contribution.gradients, contribution.group.copies[0], strict=True):
+        if gradient is None:
+            gradient = copy.device.ops.full(copy.array.shape, 0, copy.array.dtype)
+        row.append(gradient)
+    return row
