@@ -12,7 +12,14 @@ from setuptools import Extension, find_packages, setup
 # The same formula must give the same bits in every clone of a loop: no contraction of a*b+c into
 # one rounding where the target has FMA, and never -ffast-math. -fno-math-errno and
 # -fno-trapping-math change no result; they let sqrt and comparisons be vectorised.
-FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-pthread",
+]
 
 extensions = [
     Extension(
@@ -38,8 +45,13 @@ setup(
     ext_modules=cythonize(
         extensions,
         build_dir="build/cython",
-        compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False,
-                             "initializedcheck": False, "cdivision": True},
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "initializedcheck": False,
+            "cdivision": True,
+        },
     ),
     zip_safe=False,
 )

@@ -14,7 +14,18 @@
 
 #include <vector>
 
-enum { MD_BLOCK = 64, MD_GRAIN = 1 << 16 };  // bytes of a block; bytes worth waking a thread for
+enum { MD_BLOCK = 64 };
+
+// Pieces of work, each over so many bytes, that are worth waking a thread for: 64 KiB together.
+static inline ptrdiff_t md_grain(ptrdiff_t bytes) { return 65536 / (bytes + 1) + 1; }
+
+// Call run with a zero of the element type, double or float: `using T = decltype(zero)`.
+template <class Run> static void md_by_type(bool wide, Run run) {
+    if (wide)
+        run(double(0));
+    else
+        run(float(0));
+}
 
 struct md_table {
     ptrdiff_t columns = 0, itemsize = 1, elements = 0;
@@ -35,6 +46,7 @@ struct md_table {
         elements += count;
         begin.push_back(begin.back() + (count * itemsize + MD_BLOCK - 1) / MD_BLOCK);
     }
+    bool wide() const { return itemsize == sizeof(double); }
     template <class T> T *get(ptrdiff_t row, ptrdiff_t column, ptrdiff_t first) const {
         return static_cast<T *>(at[row * columns + column]) + first;
     }
@@ -45,7 +57,6 @@ template <class Body>
 static void md_walk(md_parallel parallel, const md_table &table, int threads, Body body) {
     if (table.elements == 0) return;
     const ptrdiff_t step = MD_BLOCK / table.itemsize;  // elements in a block
-    const ptrdiff_t grain = MD_GRAIN / (MD_BLOCK * table.columns);
     auto blocks = [&](ptrdiff_t first, ptrdiff_t last) {
         auto after = std::upper_bound(table.begin.begin(), table.begin.end(), first);
         for (ptrdiff_t row = after - table.begin.begin() - 1; first < last; ++row) {
@@ -57,7 +68,7 @@ static void md_walk(md_parallel parallel, const md_table &table, int threads, Bo
             first = stop;
         }
     };
-    md_share(parallel, table.begin.back(), grain, threads, blocks);
+    md_share(parallel, table.begin.back(), md_grain(MD_BLOCK * table.columns), threads, blocks);
 }
 
 #endif

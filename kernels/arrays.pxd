@@ -6,11 +6,6 @@ the program runs.
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from cpython.sequence cimport (
-    PySequence_Fast,
-    PySequence_Fast_GET_ITEM,
-    PySequence_Fast_GET_SIZE,
-)
 from libcpp.vector cimport vector
 
 cdef extern from "Python.h":
@@ -23,10 +18,12 @@ cdef extern from "arrays.h":
         Py_ssize_t n, Py_ssize_t grain, int threads, void *body, void *context
     ) noexcept nogil
     cppclass md_table:
-        Py_ssize_t columns, itemsize, elements
+        Py_ssize_t elements
         vector[void *] at
+        vector[Py_ssize_t] size
         void start(Py_ssize_t rows, Py_ssize_t columns, Py_ssize_t itemsize) except +
         void add_row(Py_ssize_t count) except +
+        bint wide() noexcept
 
 
 cdef inline md_parallel the_team(object capsule) except NULL:
@@ -43,28 +40,22 @@ cdef inline void take_back(PyThreadState *state) noexcept:
         PyEval_RestoreThread(state)
 
 
-cdef inline int check_threads(str verb, int threads) except -1:
-    if threads < 1:
-        raise ValueError(f"{verb}: threads must be 1 or more, got {threads}")
-    return 0
-
-
-cdef inline int float_type(str verb, str name, object array) except -1:
-    """The type number of a float32 or float64 array; a TypeError for anything else."""
-    cdef int kind
-    if cnp.PyArray_Check(array):
-        kind = cnp.PyArray_TYPE(<cnp.ndarray> array)
-        if kind == cnp.NPY_FLOAT or kind == cnp.NPY_DOUBLE:
-            return kind
-    raise TypeError(
-        f"{verb}: {name} must be a NumPy array of float32 or float64, got {describe(array)}"
-    )
-
-
 cdef inline str describe(object item):
     if cnp.PyArray_Check(item):
         return f"{item.dtype} of shape {item.shape}"
     return f"{type(item).__name__}"
+
+
+cdef inline int float_kind(str verb, str name, object item) except -1:
+    """The type number of a float32 or float64 array; a TypeError for anything else."""
+    cdef int kind
+    if cnp.PyArray_Check(item):
+        kind = cnp.PyArray_TYPE(<cnp.ndarray> item)
+        if kind == cnp.NPY_FLOAT or kind == cnp.NPY_DOUBLE:
+            return kind
+    raise TypeError(
+        f"{verb}: {name} must be a NumPy array of float32 or float64, got {describe(item)}"
+    )
 
 
 cdef inline bint fits(object item, int kind, Py_ssize_t size, bint written) noexcept:
@@ -91,10 +82,10 @@ cdef inline int complain(
     if item.size != size:
         raise ValueError(f"{verb}: {name} must have {size} elements, got {describe(item)}")
     if written and not item.flags.writeable:
-        raise ValueError(f"{verb}: {name} is written to, but it is read-only")
+        raise ValueError(f"{verb}: {name} is written to, but it is read-only; pass a copy")
     raise ValueError(
-        f"{verb}: {name} must be C-contiguous, aligned and in native byte order; "
-        "pass np.ascontiguousarray of it"
+        f"{verb}: {name} must be C-contiguous and aligned to its elements; "
+        "pass np.ascontiguousarray of it, or a copy"
     )
 
 
@@ -112,33 +103,30 @@ cdef inline int read_table(
 ) except -1:
     """Fill the table from one list of tensors per column, the first `written` of them written to.
 
-    Returns the type number of the elements. The tensors of a row have the same size; all have the
-    dtype of the very first.
+    The tensors of a row must have the same size, and all of them the dtype of the very first.
     """
-    cdef Py_ssize_t width = len(columns), rows, row, column, size
+    cdef Py_ssize_t width = len(columns), rows = len(columns[0]), row, column, size
     cdef int kind = cnp.NPY_FLOAT
-    cdef list lists = []
+    cdef bint output
+    cdef list lists = [list(tensors) for tensors in columns]
     for column in range(width):
-        lists.append(PySequence_Fast(columns[column], "a list of tensors is needed"))
-        if len(lists[column]) != len(lists[0]):
+        if len(lists[column]) != rows:
             raise ValueError(
-                f"{verb}: {names[0]} has {len(lists[0])} tensors, "
+                f"{verb}: {names[0]} has {rows} tensors, "
                 f"but {names[column]} has {len(lists[column])}"
             )
-    rows = len(lists[0])
     if rows > 0:
-        kind = float_type(verb, f"{names[0]}[0]", lists[0][0])
+        kind = float_kind(verb, f"{names[0]}[0]", lists[0][0])
     table.start(rows, width, 4 if kind == cnp.NPY_FLOAT else 8)
     for row in range(rows):
         size = -1
         for column in range(width):
-            item = <object> PySequence_Fast_GET_ITEM(lists[column], row)
+            item = (<list> lists[column])[row]
             if size < 0 and cnp.PyArray_Check(item):
                 size = cnp.PyArray_SIZE(<cnp.ndarray> item)
-            if not fits(item, kind, size, column < written):
-                complain(
-                    verb, f"{names[column]}[{row}]", item, kind, size, column < written
-                )
+            output = column < written
+            if not fits(item, kind, size, output):
+                complain(verb, f"{names[column]}[{row}]", item, kind, size, output)
             table.at.push_back(cnp.PyArray_DATA(<cnp.ndarray> item))
         table.add_row(size)
-    return kind
+    return 0

@@ -65,7 +65,7 @@ static void md_elements(md_parallel parallel, ptrdiff_t n, ptrdiff_t bytes, int 
     auto steps = [&](ptrdiff_t first, ptrdiff_t last) {
         body(first * step, std::min(last * step, n) - first * step);
     };
-    md_share(parallel, (n + step - 1) / step, MD_GRAIN / (bytes * step), threads, steps);
+    md_share(parallel, (n + step - 1) / step, md_grain(bytes * step), threads, steps);
 }
 
 template <class T> MD_CLONES static void md_relu_loop(ptrdiff_t n, const T *x, T *y) {
@@ -107,39 +107,53 @@ MD_CLONES static void md_softmax_rows(ptrdiff_t first, ptrdiff_t last, ptrdiff_t
     }
 }
 
-template <class T>
-static void md_relu_all(md_parallel parallel, int threads, ptrdiff_t n, const T *x, T *y) {
-    md_elements(parallel, n, 2 * sizeof(T), threads, [&](ptrdiff_t first, ptrdiff_t count) {
-        md_relu_loop(count, x + first, y + first);
+static inline void md_relu_all(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
+                               const void *x, void *y) {
+    md_by_type(wide, [&](auto zero) {
+        using T = decltype(zero);
+        md_elements(parallel, n, 2 * sizeof(T), threads, [&](ptrdiff_t first, ptrdiff_t count) {
+            md_relu_loop(count, static_cast<const T *>(x) + first, static_cast<T *>(y) + first);
+        });
     });
 }
 
-template <class T>
-static void md_relu_backward_all(md_parallel parallel, int threads, ptrdiff_t n, const T *dy,
-                                 const T *y, T *dx) {
-    md_elements(parallel, n, 3 * sizeof(T), threads, [&](ptrdiff_t first, ptrdiff_t count) {
-        md_relu_backward_loop(count, dy + first, y + first, dx + first);
+static inline void md_relu_backward_all(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
+                                        const void *dy, const void *y, void *dx) {
+    md_by_type(wide, [&](auto zero) {
+        using T = decltype(zero);
+        md_elements(parallel, n, 3 * sizeof(T), threads, [&](ptrdiff_t first, ptrdiff_t count) {
+            md_relu_backward_loop(count, static_cast<const T *>(dy) + first,
+                                  static_cast<const T *>(y) + first,
+                                  static_cast<T *>(dx) + first);
+        });
     });
 }
 
 // Word i of the stream decides on element i, in float64 as in float32.
-template <class T>
-static void md_dropout_all(md_parallel parallel, int threads, ptrdiff_t n, const T *x, T *y,
-                           double rate, md_stream stream) {
+static inline void md_dropout_all(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
+                                  const void *x, void *y, double rate, md_stream stream) {
     const int dropped = int(ceil(rate * 16777216));
-    const T scale = T(1 / (1 - rate));
-    md_with_words(parallel, stream, n, 1, threads,
-                  [&](ptrdiff_t first, ptrdiff_t count, const md_u32 *words) {
-                      md_dropout_loop(count, x + first, words, y + first, dropped, scale);
-                  });
+    md_by_type(wide, [&](auto zero) {
+        using T = decltype(zero);
+        const T scale = T(1 / (1 - rate));
+        md_with_words(parallel, stream, n, 1, threads,
+                      [&](ptrdiff_t first, ptrdiff_t count, const md_u32 *words) {
+                          md_dropout_loop(count, static_cast<const T *>(x) + first, words,
+                                          static_cast<T *>(y) + first, dropped, scale);
+                      });
+    });
 }
 
-template <class T>
-static void md_softmax_all(md_parallel parallel, int threads, ptrdiff_t n, ptrdiff_t classes,
-                           const T *logits, const int64_t *labels, T *losses, T *d) {
-    const ptrdiff_t grain = MD_GRAIN / (2 * sizeof(T) * std::max<ptrdiff_t>(classes, 1)) + 1;
-    md_share(parallel, n, grain, threads, [&](ptrdiff_t first, ptrdiff_t last) {
-        md_softmax_rows(first, last, classes, logits, labels, losses, d);
+static inline void md_softmax_all(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
+                                  ptrdiff_t classes, const void *logits, const int64_t *labels,
+                                  void *losses, void *d) {
+    md_by_type(wide, [&](auto zero) {
+        using T = decltype(zero);
+        md_share(parallel, n, md_grain(2 * sizeof(T) * classes), threads,
+                 [&](ptrdiff_t first, ptrdiff_t last) {
+                     md_softmax_rows(first, last, classes, static_cast<const T *>(logits), labels,
+                                     static_cast<T *>(losses), static_cast<T *>(d));
+                 });
     });
 }
 

@@ -1,17 +1,27 @@
-"""What layers compute: ReLU, dropout and random numbers, softmax cross-entropy, and windows."""
+"""What layers compute: ReLU, dropout and its random numbers, softmax cross-entropy, windows.
+
+All arrays are C-contiguous, float32 or float64, all of one dtype in a call; results are written
+into arrays of the caller. Of any length zero there is nothing to do. At most `threads` threads
+share the work; the result is the same for any number of them. A TypeError names the array of a
+wrong type, a ValueError the one of a wrong size or layout.
+
+The window verbs take images [n, h, w, c], channels last, and windows [n, rows, columns, ...].
+Window (i, j) is kh x kw and begins at row i * stride_h - pad_top, column j * stride_w - pad_left;
+every window must reach into the image (ValueError), what lies outside of it is padding. How much
+there is below and to the right follows from the number of windows.
+"""
 
 cimport numpy as cnp
 from kernels.arrays cimport (
     PyThreadState,
-    check_threads,
     data,
-    float_type,
+    float_kind,
     let_go,
     md_parallel,
     take_back,
     the_team,
 )
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from minidist.kernels import team
 
@@ -25,84 +35,81 @@ cdef extern from "layer.h":
     void md_philox(
         md_u32 k0, md_u32 k1, md_u32 c0, md_u32 c1, md_u32 c2, md_u32 c3, md_u32 *words
     ) noexcept nogil
-    void md_uniform_fill[T](
-        md_parallel team, int threads, Py_ssize_t n, T *out, md_stream stream
+    void md_uniform_fill(
+        md_parallel team, int threads, bint wide, Py_ssize_t n, void *out, md_stream stream
     ) noexcept nogil
-    void md_relu_all[T](
-        md_parallel team, int threads, Py_ssize_t n, T *x, T *y
+    void md_relu_all(
+        md_parallel team, int threads, bint wide, Py_ssize_t n, void *x, void *y
     ) noexcept nogil
-    void md_relu_backward_all[T](
-        md_parallel team, int threads, Py_ssize_t n, T *dy, T *y, T *dx
+    void md_relu_backward_all(
+        md_parallel team, int threads, bint wide, Py_ssize_t n, void *dy, void *y, void *dx
     ) noexcept nogil
-    void md_dropout_all[T](
-        md_parallel team, int threads, Py_ssize_t n, T *x, T *y, double rate, md_stream stream
+    void md_dropout_all(
+        md_parallel team, int threads, bint wide, Py_ssize_t n, void *x, void *y, double rate,
+        md_stream stream
     ) noexcept nogil
-    void md_softmax_all[T](
-        md_parallel team, int threads, Py_ssize_t n, Py_ssize_t classes, T *logits,
-        int64_t *labels, T *losses, T *dlogits
+    void md_softmax_all(
+        md_parallel team, int threads, bint wide, Py_ssize_t n, Py_ssize_t classes, void *logits,
+        int64_t *labels, void *losses, void *dlogits
     ) noexcept nogil
 
 cdef extern from "window.h":
     cppclass md_windows:
         Py_ssize_t n, h, w, c, rows, columns
         Py_ssize_t kh, kw, stride_h, stride_w, pad_top, pad_left
-    void md_im2col[T](
-        md_parallel team, int threads, const md_windows &g, T *x, T *out
+    void md_im2col(
+        md_parallel team, int threads, bint wide, const md_windows &g, void *x, void *columns
     ) noexcept nogil
-    void md_col2im[T](
-        md_parallel team, int threads, const md_windows &g, T *columns, T *dx
+    void md_col2im(
+        md_parallel team, int threads, bint wide, const md_windows &g, void *columns, void *dx
     ) noexcept nogil
-    void md_max_pool[T](
-        md_parallel team, int threads, const md_windows &g, T *x, T *y, int *argmax
+    void md_max_pool(
+        md_parallel team, int threads, bint wide, const md_windows &g, void *x, void *y,
+        int32_t *argmax
     ) noexcept nogil
-    void md_max_pool_backward[T](
-        md_parallel team, int threads, const md_windows &g, T *dy, int *argmax, T *dx
+    void md_max_pool_backward(
+        md_parallel team, int threads, bint wide, const md_windows &g, void *dy, int32_t *argmax,
+        void *dx
     ) noexcept nogil
-    void md_average_pool[T](
-        md_parallel team, int threads, const md_windows &g, T *x, T *y
+    void md_average_pool(
+        md_parallel team, int threads, bint wide, const md_windows &g, void *x, void *y
     ) noexcept nogil
-    void md_average_pool_backward[T](
-        md_parallel team, int threads, const md_windows &g, T *dy, T *dx
+    void md_average_pool_backward(
+        md_parallel team, int threads, bint wide, const md_windows &g, void *dy, void *dx
     ) noexcept nogil
 
 cdef md_parallel parallel = the_team(team.parallel)
 
 
 def relu(x, y, *, int threads=1):
-    check_threads("relu", threads)
-    cdef int kind = float_type("relu", "x", x)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray> x)
+    """Store x where it is not negative, else 0, in y, which may be x. NaN stays NaN."""
+    cdef int kind = float_kind("relu", "x", x)
+    cdef Py_ssize_t n = x.size
     cdef void *px = data("relu", "x", x, kind, n, False)
     cdef void *py = data("relu", "y", y, kind, n, True)
 
     cdef PyThreadState *state = let_go(n)
-    if kind == cnp.NPY_FLOAT:
-        md_relu_all(parallel, threads, n, <float *> px, <float *> py)
-    else:
-        md_relu_all(parallel, threads, n, <double *> px, <double *> py)
+    md_relu_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, px, py)
     take_back(state)
 
 
 def relu_backward(dy, y, dx, *, int threads=1):
-    check_threads("relu_backward", threads)
-    cdef int kind = float_type("relu_backward", "dy", dy)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray> dy)
+    """Store dy where y > 0, else 0, in dx, which may be dy or y."""
+    cdef int kind = float_kind("relu_backward", "dy", dy)
+    cdef Py_ssize_t n = dy.size
     cdef void *pdy = data("relu_backward", "dy", dy, kind, n, False)
     cdef void *py = data("relu_backward", "y", y, kind, n, False)
     cdef void *pdx = data("relu_backward", "dx", dx, kind, n, True)
 
     cdef PyThreadState *state = let_go(n)
-    if kind == cnp.NPY_FLOAT:
-        md_relu_backward_all(
-            parallel, threads, n, <float *> pdy, <float *> py, <float *> pdx)
-    else:
-        md_relu_backward_all(
-            parallel, threads, n, <double *> pdy, <double *> py, <double *> pdx)
+    md_relu_backward_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, pdy, py, pdx)
     take_back(state)
 
 
-cdef md_stream read_stream(str verb, object key, object counter) except *:
-    """The stream of a key of two words and a counter of three, each 32 bits."""
+cdef md_stream read_stream(
+    str verb, object key, object counter, Py_ssize_t words_needed
+) except *:
+    """The stream of a key of two words and a counter of three, each of 32 bits."""
     cdef md_stream stream
     if len(key) != 2 or len(counter) != 3:
         raise ValueError(
@@ -113,66 +120,76 @@ cdef md_stream read_stream(str verb, object key, object counter) except *:
             raise ValueError(
                 f"{verb}: key and counter are words of 32 bits, from 0 to 2**32 - 1, got {word}"
             )
+    if words_needed > <Py_ssize_t> 1 << 34:
+        raise ValueError(
+            f"{verb}: a counter has 2**34 words, not {words_needed}; use several counters"
+        )
     stream.key = [key[0], key[1]]
     stream.counter = [counter[0], counter[1], counter[2]]
     return stream
 
 
 def philox(key, counter):
-    cdef md_u32 words[4]
-    if len(counter) != 4:
-        raise ValueError(f"philox: counter needs four words, got {len(counter)}")
-    cdef md_stream stream = read_stream("philox", key, counter[1:])
-    if not 0 <= counter[0] < 1 << 32:
-        raise ValueError(f"philox: counter is made of words of 32 bits, got {counter[0]}")
+    """Return the four words of one block of Philox4x32-10, for a key of two and a counter of four.
+
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011). Words are
+    integers from 0 to 2**32 - 1 (ValueError).
+    """
+    cdef md_u32[4] words
+    cdef md_stream stream = read_stream("philox", key, counter[1:], 0)
+    cdef md_u32 block = counter[0]
     md_philox(
-        stream.key[0], stream.key[1], counter[0], stream.counter[0], stream.counter[1],
+        stream.key[0], stream.key[1], block, stream.counter[0], stream.counter[1],
         stream.counter[2], words,
     )
     return words[0], words[1], words[2], words[3]
 
 
 def uniform(out, key, counter, *, int threads=1):
-    check_threads("uniform", threads)
-    cdef int kind = float_type("uniform", "out", out)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray> out)
+    """Fill `out` with uniform numbers in [0, 1), a pure function of key and counter.
+
+    Block b is philox(key, (b, *counter)), for a key of two words and a counter of three. A float32
+    has the upper 24 bits of one word; a float64 the upper 27 of one and the upper 26 of the next.
+    """
+    cdef int kind = float_kind("uniform", "out", out)
+    cdef Py_ssize_t n = out.size
     cdef void *place = data("uniform", "out", out, kind, n, True)
-    cdef md_stream stream = read_stream("uniform", key, counter)
-    if n > <Py_ssize_t> 1 << (34 if kind == cnp.NPY_FLOAT else 33):
-        raise ValueError(f"uniform: one counter yields no more than 2**34 words, asked for {n}")
+    cdef md_stream stream = read_stream("uniform", key, counter, out.nbytes // 4)
 
     cdef PyThreadState *state = let_go(n)
-    if kind == cnp.NPY_FLOAT:
-        md_uniform_fill(parallel, threads, n, <float *> place, stream)
-    else:
-        md_uniform_fill(parallel, threads, n, <double *> place, stream)
+    md_uniform_fill(parallel, threads, kind == cnp.NPY_DOUBLE, n, place, stream)
     take_back(state)
 
 
 def dropout(x, y, double rate, key, counter, *, int threads=1):
-    check_threads("dropout", threads)
+    """Store x / (1 - rate), or 0 with probability `rate`, in y, which may be x.
+
+    Element i is dropped when the upper 24 bits of word i of the stream, as a number in [0, 1), are
+    below the rate: the same elements in float32 and float64. It is linear in x, so its derivative
+    is the same call on dy. A ValueError unless 0 <= rate < 1.
+    """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate must be at least 0 and below 1, got {rate}")
-    cdef int kind = float_type("dropout", "x", x)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray> x)
+    cdef int kind = float_kind("dropout", "x", x)
+    cdef Py_ssize_t n = x.size
     cdef void *px = data("dropout", "x", x, kind, n, False)
     cdef void *py = data("dropout", "y", y, kind, n, True)
-    cdef md_stream stream = read_stream("dropout", key, counter)
-    if n > <Py_ssize_t> 1 << 34:
-        raise ValueError(f"dropout: one counter yields no more than 2**34 words, asked for {n}")
+    cdef md_stream stream = read_stream("dropout", key, counter, n)
 
     cdef PyThreadState *state = let_go(n)
-    if kind == cnp.NPY_FLOAT:
-        md_dropout_all(parallel, threads, n, <float *> px, <float *> py, rate, stream)
-    else:
-        md_dropout_all(parallel, threads, n, <double *> px, <double *> py, rate, stream)
+    md_dropout_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, px, py, rate, stream)
     take_back(state)
 
 
 def softmax_cross_entropy(logits, labels, losses, dlogits, *, int threads=1):
+    """Store the loss of each example, and its derivative softmax(logits) - onehot(label).
+
+    logits and dlogits [n, classes] (they may be the same array), labels [n] int64, losses [n]. A
+    ValueError names the position of a label that is none of the classes. A logit that is NaN or
+    infinite makes the loss NaN, unless it is -inf and not the label's.
+    """
     cdef str verb = "softmax_cross_entropy"
-    check_threads(verb, threads)
-    cdef int kind = float_type(verb, "logits", logits)
+    cdef int kind = float_kind(verb, "logits", logits)
     if logits.ndim != 2:
         raise ValueError(f"{verb}: logits must be [n, classes], got shape {logits.shape}")
     cdef Py_ssize_t n = logits.shape[0], classes = logits.shape[1], i
@@ -188,28 +205,23 @@ def softmax_cross_entropy(logits, labels, losses, dlogits, *, int threads=1):
             )
 
     cdef PyThreadState *state = let_go(n * classes)
-    if kind == cnp.NPY_FLOAT:
-        md_softmax_all(
-            parallel, threads, n, classes, <float *> x, label, <float *> loss, <float *> d)
-    else:
-        md_softmax_all(
-            parallel, threads, n, classes, <double *> x, label, <double *> loss, <double *> d)
+    md_softmax_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, classes, x, label, loss, d)
     take_back(state)
 
 
 cdef md_windows read_windows(
-    str verb, str name, tuple image, tuple windows, Py_ssize_t kh, Py_ssize_t kw,
+    str verb, str name, object images, object windows, Py_ssize_t kh, Py_ssize_t kw,
     Py_ssize_t stride_h, Py_ssize_t stride_w, Py_ssize_t pad_top, Py_ssize_t pad_left,
 ) except *:
     """The geometry of windows [n, rows, columns, ...] over images [n, h, w, c], checked."""
     cdef md_windows g
-    if len(image) != 4 or len(windows) != 4 or image[0] != windows[0]:
+    if images.ndim != 4 or windows.ndim != 4 or images.shape[0] != windows.shape[0]:
         raise ValueError(
-            f"{verb}: images [n, h, w, c] and {name} [n, rows, columns, ...] are needed, "
-            f"got shapes {image} and {windows}"
+            f"{verb}: needs images [n, h, w, c] and {name} [n, rows, columns, ...], "
+            f"got shapes {images.shape} and {windows.shape}"
         )
-    g.n, g.h, g.w, g.c = image
-    g.rows, g.columns = windows[1], windows[2]
+    g.n, g.h, g.w, g.c = images.shape
+    g.rows, g.columns = windows.shape[1:3]
     g.kh, g.kw, g.stride_h, g.stride_w = kh, kw, stride_h, stride_w
     g.pad_top, g.pad_left = pad_top, pad_left
     if min(kh, kw, stride_h, stride_w) < 1:
@@ -233,21 +245,22 @@ def im2col(
     x, columns, Py_ssize_t kh, Py_ssize_t kw, Py_ssize_t stride_h, Py_ssize_t stride_w,
     Py_ssize_t pad_top, Py_ssize_t pad_left, *, int threads=1,
 ):
-    check_threads("im2col", threads)
-    cdef int kind = float_type("im2col", "x", x)
-    float_type("im2col", "columns", columns)
+    """Copy windows of x [n, h, w, c] to columns [n, rows, columns, kh * kw * c]; padding is 0.
+
+    Convolution is then columns.reshape(-1, kh * kw * c) @ filters.reshape(kh * kw * c, -1).
+    """
+    cdef str verb = "im2col"
+    cdef int kind = float_kind(verb, "x", x)
+    float_kind(verb, "columns", columns)
     cdef md_windows g = read_windows(
-        "im2col", "columns", x.shape, columns.shape, kh, kw, stride_h, stride_w, pad_top, pad_left
+        verb, "columns", x, columns, kh, kw, stride_h, stride_w, pad_top, pad_left
     )
     cdef Py_ssize_t total = g.n * g.rows * g.columns * kh * kw * g.c
-    cdef void *px = data("im2col", "x", x, kind, g.n * g.h * g.w * g.c, False)
-    cdef void *out = data("im2col", "columns", columns, kind, total, True)
+    cdef void *px = data(verb, "x", x, kind, x.size, False)
+    cdef void *out = data(verb, "columns", columns, kind, total, True)
 
     cdef PyThreadState *state = let_go(total)
-    if kind == cnp.NPY_FLOAT:
-        md_im2col(parallel, threads, g, <float *> px, <float *> out)
-    else:
-        md_im2col(parallel, threads, g, <double *> px, <double *> out)
+    md_im2col(parallel, threads, kind == cnp.NPY_DOUBLE, g, px, out)
     take_back(state)
 
 
@@ -255,21 +268,19 @@ def col2im(
     columns, dx, Py_ssize_t kh, Py_ssize_t kw, Py_ssize_t stride_h, Py_ssize_t stride_w,
     Py_ssize_t pad_top, Py_ssize_t pad_left, *, int threads=1,
 ):
-    check_threads("col2im", threads)
-    cdef int kind = float_type("col2im", "columns", columns)
-    float_type("col2im", "dx", dx)
+    """Store in dx [n, h, w, c] the sum of all that lies over each element: im2col's derivative."""
+    cdef str verb = "col2im"
+    cdef int kind = float_kind(verb, "columns", columns)
+    float_kind(verb, "dx", dx)
     cdef md_windows g = read_windows(
-        "col2im", "columns", dx.shape, columns.shape, kh, kw, stride_h, stride_w, pad_top, pad_left
+        verb, "columns", dx, columns, kh, kw, stride_h, stride_w, pad_top, pad_left
     )
     cdef Py_ssize_t total = g.n * g.rows * g.columns * kh * kw * g.c
-    cdef void *source = data("col2im", "columns", columns, kind, total, False)
-    cdef void *pdx = data("col2im", "dx", dx, kind, g.n * g.h * g.w * g.c, True)
+    cdef void *source = data(verb, "columns", columns, kind, total, False)
+    cdef void *pdx = data(verb, "dx", dx, kind, dx.size, True)
 
     cdef PyThreadState *state = let_go(total)
-    if kind == cnp.NPY_FLOAT:
-        md_col2im(parallel, threads, g, <float *> source, <float *> pdx)
-    else:
-        md_col2im(parallel, threads, g, <double *> source, <double *> pdx)
+    md_col2im(parallel, threads, kind == cnp.NPY_DOUBLE, g, source, pdx)
     take_back(state)
 
 
@@ -277,22 +288,24 @@ def max_pool(
     x, y, argmax, Py_ssize_t kh, Py_ssize_t kw, Py_ssize_t stride_h, Py_ssize_t stride_w,
     Py_ssize_t pad_top, Py_ssize_t pad_left, *, int threads=1,
 ):
-    check_threads("max_pool", threads)
-    cdef int kind = float_type("max_pool", "x", x)
-    float_type("max_pool", "y", y)
-    cdef md_windows g = read_windows(
-        "max_pool", "y", x.shape, y.shape, kh, kw, stride_h, stride_w, pad_top, pad_left
-    )
-    cdef Py_ssize_t images = g.n * g.h * g.w * g.c, total = g.n * g.rows * g.columns * g.c
-    cdef void *px = data("max_pool", "x", x, kind, images, False)
-    cdef void *py = data("max_pool", "y", y, kind, total, True)
-    cdef int *chosen = <int *> data("max_pool", "argmax", argmax, cnp.NPY_INT32, total, True)
+    """Store the largest of each window of x [n, h, w, c] in y [n, rows, columns, c].
 
-    cdef PyThreadState *state = let_go(images)
-    if kind == cnp.NPY_FLOAT:
-        md_max_pool(parallel, threads, g, <float *> px, <float *> py, chosen)
-    else:
-        md_max_pool(parallel, threads, g, <double *> px, <double *> py, chosen)
+    argmax, int32 and of y's shape, is its place in the window, row * kw + column. Of equals the
+    first counts, row by row; a NaN is larger than any number; padding never wins.
+    """
+    cdef str verb = "max_pool"
+    cdef int kind = float_kind(verb, "x", x)
+    float_kind(verb, "y", y)
+    cdef md_windows g = read_windows(
+        verb, "y", x, y, kh, kw, stride_h, stride_w, pad_top, pad_left
+    )
+    cdef Py_ssize_t total = g.n * g.rows * g.columns * g.c
+    cdef void *px = data(verb, "x", x, kind, x.size, False)
+    cdef void *py = data(verb, "y", y, kind, total, True)
+    cdef int32_t *places = <int32_t *> data(verb, "argmax", argmax, cnp.NPY_INT32, total, True)
+
+    cdef PyThreadState *state = let_go(x.size)
+    md_max_pool(parallel, threads, kind == cnp.NPY_DOUBLE, g, px, py, places)
     take_back(state)
 
 
@@ -300,23 +313,20 @@ def max_pool_backward(
     dy, argmax, dx, Py_ssize_t kh, Py_ssize_t kw, Py_ssize_t stride_h, Py_ssize_t stride_w,
     Py_ssize_t pad_top, Py_ssize_t pad_left, *, int threads=1,
 ):
+    """Store in dx [n, h, w, c] the sum of dy over the windows that each element won."""
     cdef str verb = "max_pool_backward"
-    check_threads(verb, threads)
-    cdef int kind = float_type(verb, "dy", dy)
-    float_type(verb, "dx", dx)
+    cdef int kind = float_kind(verb, "dy", dy)
+    float_kind(verb, "dx", dx)
     cdef md_windows g = read_windows(
-        verb, "dy", dx.shape, dy.shape, kh, kw, stride_h, stride_w, pad_top, pad_left
+        verb, "dy", dx, dy, kh, kw, stride_h, stride_w, pad_top, pad_left
     )
-    cdef Py_ssize_t images = g.n * g.h * g.w * g.c, total = g.n * g.rows * g.columns * g.c
+    cdef Py_ssize_t total = g.n * g.rows * g.columns * g.c
     cdef void *pdy = data(verb, "dy", dy, kind, total, False)
-    cdef int *chosen = <int *> data(verb, "argmax", argmax, cnp.NPY_INT32, total, False)
-    cdef void *pdx = data(verb, "dx", dx, kind, images, True)
+    cdef int32_t *places = <int32_t *> data(verb, "argmax", argmax, cnp.NPY_INT32, total, False)
+    cdef void *pdx = data(verb, "dx", dx, kind, dx.size, True)
 
-    cdef PyThreadState *state = let_go(images)
-    if kind == cnp.NPY_FLOAT:
-        md_max_pool_backward(parallel, threads, g, <float *> pdy, chosen, <float *> pdx)
-    else:
-        md_max_pool_backward(parallel, threads, g, <double *> pdy, chosen, <double *> pdx)
+    cdef PyThreadState *state = let_go(dx.size)
+    md_max_pool_backward(parallel, threads, kind == cnp.NPY_DOUBLE, g, pdy, places, pdx)
     take_back(state)
 
 
@@ -324,21 +334,22 @@ def average_pool(
     x, y, Py_ssize_t kh, Py_ssize_t kw, Py_ssize_t stride_h, Py_ssize_t stride_w,
     Py_ssize_t pad_top, Py_ssize_t pad_left, *, int threads=1,
 ):
-    check_threads("average_pool", threads)
-    cdef int kind = float_type("average_pool", "x", x)
-    float_type("average_pool", "y", y)
-    cdef md_windows g = read_windows(
-        "average_pool", "y", x.shape, y.shape, kh, kw, stride_h, stride_w, pad_top, pad_left
-    )
-    cdef Py_ssize_t images = g.n * g.h * g.w * g.c, total = g.n * g.rows * g.columns * g.c
-    cdef void *px = data("average_pool", "x", x, kind, images, False)
-    cdef void *py = data("average_pool", "y", y, kind, total, True)
+    """Store the mean of each window of x [n, h, w, c] in y [n, rows, columns, c].
 
-    cdef PyThreadState *state = let_go(images)
-    if kind == cnp.NPY_FLOAT:
-        md_average_pool(parallel, threads, g, <float *> px, <float *> py)
-    else:
-        md_average_pool(parallel, threads, g, <double *> px, <double *> py)
+    Padding does not count: the sum is divided by the elements that lie in the image.
+    """
+    cdef str verb = "average_pool"
+    cdef int kind = float_kind(verb, "x", x)
+    float_kind(verb, "y", y)
+    cdef md_windows g = read_windows(
+        verb, "y", x, y, kh, kw, stride_h, stride_w, pad_top, pad_left
+    )
+    cdef Py_ssize_t total = g.n * g.rows * g.columns * g.c
+    cdef void *px = data(verb, "x", x, kind, x.size, False)
+    cdef void *py = data(verb, "y", y, kind, total, True)
+
+    cdef PyThreadState *state = let_go(x.size)
+    md_average_pool(parallel, threads, kind == cnp.NPY_DOUBLE, g, px, py)
     take_back(state)
 
 
@@ -346,20 +357,17 @@ def average_pool_backward(
     dy, dx, Py_ssize_t kh, Py_ssize_t kw, Py_ssize_t stride_h, Py_ssize_t stride_w,
     Py_ssize_t pad_top, Py_ssize_t pad_left, *, int threads=1,
 ):
+    """Store in dx [n, h, w, c] the sum of dy / count over the windows on each element."""
     cdef str verb = "average_pool_backward"
-    check_threads(verb, threads)
-    cdef int kind = float_type(verb, "dy", dy)
-    float_type(verb, "dx", dx)
+    cdef int kind = float_kind(verb, "dy", dy)
+    float_kind(verb, "dx", dx)
     cdef md_windows g = read_windows(
-        verb, "dy", dx.shape, dy.shape, kh, kw, stride_h, stride_w, pad_top, pad_left
+        verb, "dy", dx, dy, kh, kw, stride_h, stride_w, pad_top, pad_left
     )
-    cdef Py_ssize_t images = g.n * g.h * g.w * g.c, total = g.n * g.rows * g.columns * g.c
+    cdef Py_ssize_t total = g.n * g.rows * g.columns * g.c
     cdef void *pdy = data(verb, "dy", dy, kind, total, False)
-    cdef void *pdx = data(verb, "dx", dx, kind, images, True)
+    cdef void *pdx = data(verb, "dx", dx, kind, dx.size, True)
 
-    cdef PyThreadState *state = let_go(images)
-    if kind == cnp.NPY_FLOAT:
-        md_average_pool_backward(parallel, threads, g, <float *> pdy, <float *> pdx)
-    else:
-        md_average_pool_backward(parallel, threads, g, <double *> pdy, <double *> pdx)
+    cdef PyThreadState *state = let_go(dx.size)
+    md_average_pool_backward(parallel, threads, kind == cnp.NPY_DOUBLE, g, pdy, pdx)
     take_back(state)

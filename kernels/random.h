@@ -66,16 +66,18 @@ static void md_with_words(md_parallel parallel, md_stream stream, ptrdiff_t n, p
             body(piece * step, count, words);
         }
     };
-    md_share(parallel, (n + step - 1) / step, MD_GRAIN / (4 * MD_WORDS), threads, pieces);
+    md_share(parallel, (n + step - 1) / step, md_grain(4 * MD_WORDS), threads, pieces);
 }
 
-template <class T>
-static void md_uniform_fill(md_parallel parallel, int threads, ptrdiff_t n, T *out,
-                            md_stream stream) {
-    md_with_words(parallel, stream, n, sizeof(T) / 4, threads,
-                  [&](ptrdiff_t first, ptrdiff_t count, const md_u32 *words) {
-                      md_uniform_loop(count, words, out + first);
-                  });
+static inline void md_uniform_fill(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
+                                   void *out, md_stream stream) {
+    md_by_type(wide, [&](auto zero) {
+        using T = decltype(zero);
+        md_with_words(parallel, stream, n, sizeof(T) / 4, threads,
+                      [&](ptrdiff_t first, ptrdiff_t count, const md_u32 *words) {
+                          md_uniform_loop(count, words, static_cast<T *>(out) + first);
+                      });
+    });
 }
 
 #endif

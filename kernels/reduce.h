@@ -57,34 +57,29 @@ static void md_sum_block(ptrdiff_t n, T *out, const T *const *sources, const T *
     }
 }
 
-template <class T>
-static void md_sum_as(md_parallel parallel, const md_table &table, ptrdiff_t destinations,
-                      const double *weights, T scale, int threads) {
+// Columns of the table: the destinations, then one per replica.
+static inline void md_sum(md_parallel parallel, const md_table &table, ptrdiff_t destinations,
+                   const double *weights, double scale, int threads) {
     const ptrdiff_t replicas = table.columns - destinations;
-    const std::vector<T> rounded(weights, weights + replicas);
-    md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
-        T *const *out = reinterpret_cast<T *const *>(&table.at[row * table.columns]);
-        const T *const *sources = out + destinations;
-        for (const ptrdiff_t end = first + count; first < end; first += MD_SUM_BLOCK) {
-            const ptrdiff_t n = std::min<ptrdiff_t>(end - first, MD_SUM_BLOCK);
-            md_sum_block(n, out[0] + first, sources, rounded.data(), replicas, first, scale);
-            for (ptrdiff_t d = 1; d < destinations; ++d)
-                if (out[d] != out[0]) memcpy(out[d] + first, out[0] + first, n * sizeof(T));
-        }
+    md_by_type(table.wide(), [&](auto zero) {
+        using T = decltype(zero);
+        const std::vector<T> rounded(weights, weights + replicas);
+        md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
+            T *const *out = reinterpret_cast<T *const *>(&table.at[row * table.columns]);
+            const T *const *sources = out + destinations;
+            for (const ptrdiff_t end = first + count; first < end; first += MD_SUM_BLOCK) {
+                const ptrdiff_t n = std::min<ptrdiff_t>(end - first, MD_SUM_BLOCK);
+                md_sum_block(n, out[0] + first, sources, rounded.data(), replicas, first,
+                             T(scale));
+                for (ptrdiff_t d = 1; d < destinations; ++d)
+                    if (out[d] != out[0]) memcpy(out[d] + first, out[0] + first, n * sizeof(T));
+            }
+        });
     });
 }
 
-// Columns of the table: the destinations, then one per replica.
-static void md_sum(md_parallel parallel, const md_table &table, ptrdiff_t destinations,
-                   const double *weights, double scale, int threads) {
-    if (table.itemsize == sizeof(float))
-        md_sum_as(parallel, table, destinations, weights, float(scale), threads);
-    else
-        md_sum_as(parallel, table, destinations, weights, scale, threads);
-}
-
 // Copy between two columns of the table.
-static void md_copy(md_parallel parallel, const md_table &table, int threads) {
+static inline void md_copy(md_parallel parallel, const md_table &table, int threads) {
     md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
         const ptrdiff_t at = first * table.itemsize;
         memcpy(table.get<char>(row, 0, at), table.get<char>(row, 1, at), count * table.itemsize);
@@ -98,15 +93,14 @@ template <class T> MD_CLONES static bool md_all_finite(ptrdiff_t n, const T *x) 
 }
 
 // The first row with a number that is not finite, or -1.
-static ptrdiff_t md_first_nonfinite(md_parallel parallel, const md_table &table, int threads) {
+static inline ptrdiff_t md_first_nonfinite(md_parallel parallel, const md_table &table, int threads) {
     const ptrdiff_t rows = table.size.size();
     std::atomic<ptrdiff_t> found{rows};
     md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
         ptrdiff_t best = found.load(std::memory_order_relaxed);
         if (best <= row) return;
-        const bool finite = table.itemsize == sizeof(float)
-                                ? md_all_finite(count, table.get<float>(row, 0, first))
-                                : md_all_finite(count, table.get<double>(row, 0, first));
+        const bool finite = table.wide() ? md_all_finite(count, table.get<double>(row, 0, first))
+                                         : md_all_finite(count, table.get<float>(row, 0, first));
         while (!finite && row < best && !found.compare_exchange_weak(best, row)) {}
     });
     return found == rows ? -1 : found.load();

@@ -1,11 +1,15 @@
-"""Sums over replicas, packing into one buffer, and the finite check, over lists of tensors."""
+"""Sums over replicas, packing into one buffer, and the finite check, over lists of tensors.
+
+Tensors are C-contiguous arrays, float32 or float64, all of one dtype in a call. At most `threads`
+threads share the work; the result is the same for any number of them. A TypeError names the array
+of a wrong type, a ValueError the one of a wrong size or layout, or the list of a wrong length.
+"""
 
 cimport numpy as cnp
 from kernels.arrays cimport (
     PyThreadState,
-    check_threads,
     data,
-    float_type,
+    float_kind,
     let_go,
     md_parallel,
     md_table,
@@ -33,6 +37,13 @@ cdef md_parallel parallel = the_team(team.parallel)
 
 
 def sum(destinations, sources, *, weights=None, double scale=1.0, int threads=1):
+    """Store the sum over replicas in every destination, in one pass over memory.
+
+    `sources` has a list of tensors per replica, `destinations` a list of as many tensors each:
+    destinations[d][t] = (((w0 s0[t] + w1 s1[t]) + w2 s2[t]) ...) scale, in replica order, where
+    the weights are 1 unless given. A destination may be the very same array as a source, but must
+    not overlap one in any other way.
+    """
     cdef Py_ssize_t into = len(destinations), replicas = len(sources), i
     if into == 0 or replicas == 0:
         raise ValueError(
@@ -45,11 +56,10 @@ def sum(destinations, sources, *, weights=None, double scale=1.0, int threads=1)
         factors.assign(replicas, 1.0)
     else:
         factors = weights
-        if <Py_ssize_t> factors.size() != replicas:
-            raise ValueError(f"sum: {factors.size()} weights for {replicas} sources")
+    if <Py_ssize_t> factors.size() != replicas:
+        raise ValueError(f"sum: {factors.size()} weights for {replicas} sources")
     cdef md_table table
     read_table(table, "sum", [*destinations, *sources], names, into)
-    check_threads("sum", threads)
 
     cdef PyThreadState *state = let_go(table.elements)
     md_sum(parallel, table, into, factors.data(), scale, threads)
@@ -57,9 +67,14 @@ def sum(destinations, sources, *, weights=None, double scale=1.0, int threads=1)
 
 
 def offsets(shapes, Py_ssize_t itemsize):
+    """Return where tensors of these shapes lie in one buffer, and how long it is, in elements.
+
+    Each begins at a multiple of 64 bytes, and so ends the buffer. `itemsize` is in bytes; a
+    ValueError if it is not a power of two up to 64.
+    """
     if itemsize < 1 or 64 % itemsize != 0:
         raise ValueError(f"offsets: itemsize must be a power of two up to 64, got {itemsize}")
-    cdef Py_ssize_t step = 64 // itemsize, total = 0, size
+    cdef Py_ssize_t step = 64 // itemsize, total = 0, size, length
     cdef list starts = []
     for shape in shapes:
         size = 1
@@ -73,8 +88,8 @@ def offsets(shapes, Py_ssize_t itemsize):
 cdef int read_packed(
     md_table &table, str verb, object flat, object tensors, object offsets, bint packing
 ) except -1:
-    """A table of two columns, what is written and what is read: places in `flat`, and tensors."""
-    cdef int kind = float_type(verb, "flat", flat)
+    """Fill a table of two columns, first what is written: places in `flat`, and the tensors."""
+    cdef int kind = float_kind(verb, "flat", flat)
     cdef Py_ssize_t room = cnp.PyArray_SIZE(<cnp.ndarray> flat), itemsize = flat.itemsize
     cdef Py_ssize_t size, offset, i
     cdef char *base = <char *> data(verb, "flat", flat, kind, room, packing)
@@ -87,7 +102,7 @@ cdef int read_packed(
         size = cnp.PyArray_SIZE(<cnp.ndarray> item) if cnp.PyArray_Check(item) else 0
         tensor = data(verb, f"tensors[{i}]", item, kind, size, not packing)
         offset = offsets[i]
-        if offset < 0 or offset + size > room:
+        if offset < 0 or offset > room - size:
             raise ValueError(
                 f"{verb}: tensors[{i}] of {size} elements at offset {offset} does not fit into "
                 f"flat, which has {room}"
@@ -100,27 +115,30 @@ cdef int read_packed(
 
 
 def pack(flat, tensors, offsets, *, int threads=1):
+    """Copy each tensor to its offset (in elements) in `flat`; what lies between stays as it is."""
     cdef md_table table
     read_packed(table, "pack", flat, tensors, offsets, True)
-    check_threads("pack", threads)
+
     cdef PyThreadState *state = let_go(table.elements)
     md_copy(parallel, table, threads)
     take_back(state)
 
 
 def unpack(tensors, flat, offsets, *, int threads=1):
+    """Copy each tensor from its offset (in elements) in `flat`: the way back from `pack`."""
     cdef md_table table
     read_packed(table, "unpack", flat, tensors, offsets, False)
-    check_threads("unpack", threads)
+
     cdef PyThreadState *state = let_go(table.elements)
     md_copy(parallel, table, threads)
     take_back(state)
 
 
 def first_nonfinite(tensors, *, int threads=1):
+    """Return the index of the first tensor with a NaN or an infinity, -1 if all are finite."""
     cdef md_table table
     read_table(table, "first_nonfinite", [tensors], ["tensors"], 0)
-    check_threads("first_nonfinite", threads)
+
     cdef PyThreadState *state = let_go(table.elements)
     cdef Py_ssize_t found = md_first_nonfinite(parallel, table, threads)
     take_back(state)

@@ -7,13 +7,16 @@
 //   * advance() never blocks for longer than a sleeping waiter needs to be told, and what a thread
 //     wrote before advance() is seen by each thread whose wait() it ended.
 //   * wait() returns true as soon as value >= target; false only once the timeout has passed.
-//   * A waiter spins for at most `spin_ns`, then sleeps. Spinning hands over in well under a
-//     microsecond but needs a core of its own, so the caller decides; a woken sleeper costs about
-//     eight microseconds.
+//   * A waiter polls for at most `spin_ns`, then sleeps.
 //
 // Why no wake-up is lost: a sleeper announces itself in `sleepers` before it looks at `value` for
 // the last time, and advance() changes `value` before it looks at `sleepers`. Both are sequentially
 // consistent, so one of the two sees the other.
+//
+// Why poll at all: a poll hands over in a fraction of a microsecond. Waking a thread that sleeps on
+// another core costs several microseconds, on a virtual machine several tens. But a thread that
+// polls on the very core where the one it waits for could run only delays both; `here()` lets the
+// caller tell.
 
 #pragma once
 
@@ -23,19 +26,47 @@
 #include <cstdint>
 #include <mutex>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace minidist {
 
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
+using steady = std::chrono::steady_clock;
+
+// The core this thread runs on, or -1 where that cannot be known.
+inline int here() {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
 #endif
+}
+
+// Poll until `done()`, at most for `spin_ns`; say whether it came true.
+template <class Done>
+inline bool poll(int64_t spin_ns, Done done) {
+    const auto start = steady::now();
+    while (steady::now() - start < std::chrono::nanoseconds(spin_ns)) {
+        for (int i = 0; i < 32; i++) {
+            if (done()) return true;
+#if defined(__x86_64__) || defined(__i386__)
+            __builtin_ia32_pause();
+#endif
+        }
+    }
+    return done();
 }
 
 class Fence {
   public:
     uint64_t value() const { return value_.load(); }
 
+    // The core that the last advance() was made on.
+    int advanced_on() const { return core_.load(std::memory_order_relaxed); }
+
     void advance(uint64_t by) {
+        core_.store(here(), std::memory_order_relaxed);
         value_.fetch_add(by);
         if (sleepers_.load() > 0) {
             { std::lock_guard<std::mutex> hold(mutex_); }
@@ -44,30 +75,40 @@ class Fence {
     }
 
     bool wait(uint64_t target, int64_t spin_ns, int64_t timeout_ns) {
-        using clock = std::chrono::steady_clock;
-        if (value_.load() >= target) return true;
-        const auto start = clock::now();
-        if (spin_ns > timeout_ns) spin_ns = timeout_ns;
-        while (clock::now() - start < std::chrono::nanoseconds(spin_ns)) {
-            for (int i = 0; i < 32; i++) {
-                if (value_.load(std::memory_order_acquire) >= target) return true;
-                relax();
-            }
-        }
-        const auto deadline = start + std::chrono::nanoseconds(timeout_ns);
+        const auto reached = [&] { return value_.load() >= target; };
+        if (reached()) return true;
+        const auto deadline = steady::now() + std::chrono::nanoseconds(timeout_ns);
+        if (spin_ns > 0 && poll(spin_ns < timeout_ns ? spin_ns : timeout_ns, reached)) return true;
         std::unique_lock<std::mutex> hold(mutex_);
         sleepers_.fetch_add(1);
-        const bool reached =
-            woken_.wait_until(hold, deadline, [&] { return value_.load() >= target; });
+        const bool passed = woken_.wait_until(hold, deadline, reached);
         sleepers_.fetch_sub(1);
-        return reached;
+        return passed;
     }
 
   private:
     std::atomic<uint64_t> value_{0};
     std::atomic<int> sleepers_{0};
+    std::atomic<int> core_{-1};
     std::mutex mutex_;
     std::condition_variable woken_;
 };
+
+// Whether a thread that comes out of a wait had better poll a little longer.
+//
+// After advance() a thread usually still holds Python's GIL for a few microseconds, until it waits
+// itself. Whoever asks for the GIL before that is put to sleep by Python, and woken at the price
+// above. So advance() raises this flag, entering a wait lowers it, and a waiter that polls goes on
+// until it is down. It is a hint for the whole process: a wrong one costs GIL_SPIN_NS, no more.
+inline std::atomic<bool> gil_is_held{false};
+constexpr int64_t GIL_SPIN_NS = 10000;
+
+inline bool wait_without_gil(Fence &fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns) {
+    gil_is_held.store(false, std::memory_order_relaxed);
+    const bool reached = fence.wait(target, spin_ns, timeout_ns);
+    if (reached && spin_ns > 0)
+        poll(GIL_SPIN_NS, [] { return !gil_is_held.load(std::memory_order_relaxed); });
+    return reached;
+}
 
 }  // namespace minidist

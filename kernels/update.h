@@ -95,31 +95,26 @@ template <class T> md_adam<T> md_rounded(const md_adam<double> &r) {
             T(r.rest2), T(r.epsilon), T(r.bias1), T(r.bias2)};
 }
 
-template <class T, class Rule>
-static void md_update_as(md_parallel parallel, const md_table &table, Rule rule, T scale,
-                         const double *decay, int threads) {
-    md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
-        T *w = table.get<T>(row, 0, first);
-        const T *g = table.get<T>(row, Rule::slots + 1, first);
-        const T d = T(decay[row]);
-        if constexpr (Rule::slots == 0)
-            md_loop(rule, count, scale, d, g, w);
-        else if constexpr (Rule::slots == 1)
-            md_loop(rule, count, scale, d, g, w, table.get<T>(row, 1, first));
-        else
-            md_loop(rule, count, scale, d, g, w, table.get<T>(row, 1, first),
-                    table.get<T>(row, 2, first));
-    });
-}
-
 // One step of a rule on all tensors. Columns of the table: weights, the slots, gradients.
-template <class Rule>
-static void md_update(md_parallel parallel, const md_table &table, const Rule &rule, double scale,
-                      const double *decay, int threads) {
-    if (table.itemsize == sizeof(float))
-        md_update_as(parallel, table, md_rounded<float>(rule), float(scale), decay, threads);
-    else
-        md_update_as(parallel, table, rule, scale, decay, threads);
+template <class Constants>
+static void md_update(md_parallel parallel, const md_table &table, const Constants &constants,
+                      double scale, const double *decay, int threads) {
+    md_by_type(table.wide(), [&](auto zero) {
+        using T = decltype(zero);
+        const auto rule = md_rounded<T>(constants);
+        constexpr int slots = decltype(rule)::slots;
+        md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
+            T *w = table.get<T>(row, 0, first);
+            const T *g = table.get<T>(row, slots + 1, first);
+            if constexpr (slots == 0)
+                md_loop(rule, count, T(scale), T(decay[row]), g, w);
+            else if constexpr (slots == 1)
+                md_loop(rule, count, T(scale), T(decay[row]), g, w, table.get<T>(row, 1, first));
+            else
+                md_loop(rule, count, T(scale), T(decay[row]), g, w, table.get<T>(row, 1, first),
+                        table.get<T>(row, 2, first));
+        });
+    });
 }
 
 #endif

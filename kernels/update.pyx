@@ -1,13 +1,19 @@
 """Optimizer rules over a flat list of tensors, all of them in one call.
 
-Hyperparameters are computed in double precision and rounded once to the element type. The
-formulas are in update.h.
+Every rule takes lists of C-contiguous arrays, float32 or float64, all of one dtype: one array per
+tensor, of the same size in each list. Weights and slots are changed in place. Before the rule sees
+a gradient it is multiplied by `scale` (the 1/n of a mean), and weight_decay[i] * weights[i] is
+added, or left out where weight_decay[i] is 0. Hyperparameters are computed in double precision and
+rounded once to the element type. At most `threads` threads share the work; the result is the same
+for any number of them.
+
+A TypeError names the array of a wrong type, a ValueError the one of a wrong size or layout, or the
+list of a wrong length. The formulas are in update.h.
 """
 
 cimport numpy as cnp
 from kernels.arrays cimport (
     PyThreadState,
-    check_threads,
     let_go,
     md_parallel,
     md_table,
@@ -32,77 +38,82 @@ cdef extern from "update.h":
         double lr, decay, rest, momentum, epsilon
     ctypedef struct md_adam "md_adam<double>":
         double lr, beta1, rest1, beta2, rest2, epsilon, bias1, bias2
-    void md_update[R](
-        md_parallel team, const md_table &table, const R &rule, double scale,
+    void md_update[Rule](
+        md_parallel team, const md_table &table, const Rule &rule, double scale,
         const double *decay, int threads,
     ) noexcept nogil
 
 cdef md_parallel parallel = the_team(team.parallel)
 
 
-cdef vector[double] read_decay(str verb, object weight_decay, Py_ssize_t tensors) except *:
+cdef vector[double] read_decay(str verb, object weight_decay, md_table &table) except *:
     cdef vector[double] decay = weight_decay
-    if <Py_ssize_t> decay.size() != tensors:
+    if decay.size() != table.size.size():
         raise ValueError(
-            f"{verb}: weight_decay needs a number for each of the {tensors} tensors, "
+            f"{verb}: weight_decay needs a number for each of the {table.size.size()} tensors, "
             f"got {decay.size()}"
         )
     return decay
 
 
 def sgd(weights, gradients, *, double lr, double scale, weight_decay, int threads=1):
+    """Apply w -= lr g."""
     cdef md_table table
     read_table(table, "sgd", [weights, gradients], ["weights", "gradients"], 1)
-    cdef vector[double] decay = read_decay("sgd", weight_decay, len(weights))
-    check_threads("sgd", threads)
-
+    cdef vector[double] decays = read_decay("sgd", weight_decay, table)
     cdef md_sgd rule = md_sgd(lr)
+
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decay.data(), threads)
+    md_update(parallel, table, rule, scale, decays.data(), threads)
     take_back(state)
 
 
 def momentum(
-    weights, gradients, momenta, *,
-    double lr, double momentum, bint nesterov, double scale, weight_decay, int threads=1,
+    weights, gradients, momenta, *, double lr, double momentum, bint nesterov, double scale,
+    weight_decay, int threads=1,
 ):
+    """Apply m = momentum m + g, then w -= lr m, or with Nesterov w -= lr (g + momentum m)."""
     cdef md_table table
     read_table(
         table, "momentum", [weights, momenta, gradients], ["weights", "momenta", "gradients"], 2
     )
-    cdef vector[double] decay = read_decay("momentum", weight_decay, len(weights))
-    check_threads("momentum", threads)
-
+    cdef vector[double] decays = read_decay("momentum", weight_decay, table)
     cdef md_momentum rule = md_momentum(lr, momentum, nesterov)
+
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decay.data(), threads)
+    md_update(parallel, table, rule, scale, decays.data(), threads)
     take_back(state)
 
 
 def rmsprop(
-    weights, gradients, squares, momenta, *,
-    double lr, double decay, double momentum, double epsilon, double scale, weight_decay,
-    int threads=1,
+    weights, gradients, squares, momenta, *, double lr, double decay, double momentum,
+    double epsilon, double scale, weight_decay, int threads=1,
 ):
+    """Apply s = decay s + (1 - decay) g^2, m = momentum m + lr g / sqrt(s + epsilon), w -= m.
+
+    The mean squares s of tf_cnn_benchmarks start from 1, the momenta m from 0.
+    """
     cdef md_table table
     read_table(
         table, "rmsprop", [weights, squares, momenta, gradients],
         ["weights", "squares", "momenta", "gradients"], 3,
     )
-    cdef vector[double] weight_decays = read_decay("rmsprop", weight_decay, len(weights))
-    check_threads("rmsprop", threads)
-
+    cdef vector[double] decays = read_decay("rmsprop", weight_decay, table)
     cdef md_rmsprop rule = md_rmsprop(lr, decay, 1 - decay, momentum, epsilon)
+
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, weight_decays.data(), threads)
+    md_update(parallel, table, rule, scale, decays.data(), threads)
     take_back(state)
 
 
 def adam(
-    weights, gradients, firsts, seconds, *,
-    double lr, double beta1, double beta2, double epsilon, Py_ssize_t step, double scale,
-    weight_decay, int threads=1,
+    weights, gradients, firsts, seconds, *, double lr, double beta1, double beta2, double epsilon,
+    Py_ssize_t step, double scale, weight_decay, int threads=1,
 ):
+    """Apply algorithm 1 of Kingma and Ba, "Adam: a method for stochastic optimization" (2015).
+
+    `firsts` and `seconds` are the moment estimates, from 0; `step` counts from 1 (ValueError).
+    """
     if step < 1:
         raise ValueError(f"adam: step counts from 1, got {step}")
     cdef md_table table
@@ -110,13 +121,12 @@ def adam(
         table, "adam", [weights, firsts, seconds, gradients],
         ["weights", "firsts", "seconds", "gradients"], 3,
     )
-    cdef vector[double] decay = read_decay("adam", weight_decay, len(weights))
-    check_threads("adam", threads)
-
+    cdef vector[double] decays = read_decay("adam", weight_decay, table)
     cdef md_adam rule = md_adam(
         lr, beta1, 1 - beta1, beta2, 1 - beta2, epsilon,
         1 - pow(beta1, <double> step), 1 - pow(beta2, <double> step),
     )
+
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decay.data(), threads)
+    md_update(parallel, table, rule, scale, decays.data(), threads)
     take_back(state)

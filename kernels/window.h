@@ -41,11 +41,28 @@ struct md_windows {
     }
 };
 
+// memset and memcpy, without the price of a call for a handful of elements.
+template <class T> MD_FN void md_clear_few(T *out, ptrdiff_t n) {
+    if (n >= 16) {
+        memset(out, 0, n * sizeof(T));
+        return;
+    }
+    for (ptrdiff_t i = 0; i < n; ++i) out[i] = 0;
+}
+template <class T> MD_FN void md_copy_few(T *out, const T *from, ptrdiff_t n) {
+    if (n >= 16) {
+        memcpy(out, from, n * sizeof(T));
+        return;
+    }
+    for (; n >= 4; n -= 4, out += 4, from += 4) memcpy(out, from, 4 * sizeof(T));
+    if (n & 2) memcpy(out, from, 2 * sizeof(T)), out += 2, from += 2;
+    if (n & 1) *out = *from;
+}
+
 // Rows of windows [first, last), counted over all images. A row of one window is contiguous in x
 // as in `out`.
 template <class T>
-MD_CLONES static void md_im2col_rows(md_windows g, ptrdiff_t first, ptrdiff_t last, const T *x,
-                                     T *out) {
+static void md_im2col_rows(md_windows g, ptrdiff_t first, ptrdiff_t last, const T *x, T *out) {
     const ptrdiff_t line = g.kw * g.c;
     out += first * g.columns * g.kh * line;
     for (ptrdiff_t r = first; r < last; ++r) {
@@ -55,10 +72,13 @@ MD_CLONES static void md_im2col_rows(md_windows g, ptrdiff_t first, ptrdiff_t la
             const ptrdiff_t left = g.left(j);
             const ptrdiff_t low = g.low(left) * g.c, high = g.high(left, g.w, g.kw) * g.c;
             for (ptrdiff_t y = top; y < top + g.kh; ++y, out += line) {
-                const T *from = image + (y * g.w + left) * g.c;
-                const bool inside = y >= 0 && y < g.h;
-                for (ptrdiff_t e = 0; e < line; ++e)
-                    out[e] = inside && e >= low && e < high ? from[e] : 0;
+                if (y < 0 || y >= g.h) {
+                    md_clear_few(out, line);
+                    continue;
+                }
+                md_clear_few(out, low);
+                md_copy_few(out + low, image + (y * g.w + left) * g.c + low, high - low);
+                md_clear_few(out + high, line - high);
             }
         }
     }
@@ -186,58 +206,73 @@ MD_CLONES static void md_average_pool_backward_rows(md_windows g, ptrdiff_t firs
     }
 }
 
-// Share rows of windows (`forward`) or of images among threads.
+// Share rows of windows (`forward`) or of images among threads: body(zero, first, last).
 template <class Body>
-static void md_window_rows(md_parallel parallel, int threads, const md_windows &g, bool forward,
-                           ptrdiff_t itemsize, Body body) {
-    const ptrdiff_t row = g.columns * g.kh * g.kw * g.c * itemsize;  // bytes touched, about
-    md_share(parallel, g.n * (forward ? g.rows : g.h), MD_GRAIN / (row + 1) + 1, threads, body);
-}
-
-template <class T>
-static void md_im2col(md_parallel parallel, int threads, const md_windows &g, const T *x, T *out) {
-    md_window_rows(parallel, threads, g, true, sizeof(T), [&](ptrdiff_t first, ptrdiff_t last) {
-        md_im2col_rows(g, first, last, x, out);
+static void md_window_rows(md_parallel parallel, int threads, bool wide, const md_windows &g,
+                           bool forward, Body body) {
+    md_by_type(wide, [&](auto zero) {
+        const ptrdiff_t bytes = g.columns * g.kh * g.kw * g.c * sizeof zero;
+        md_share(parallel, g.n * (forward ? g.rows : g.h), md_grain(bytes), threads,
+                 [&](ptrdiff_t first, ptrdiff_t last) { body(zero, first, last); });
     });
 }
 
-template <class T>
-static void md_col2im(md_parallel parallel, int threads, const md_windows &g, const T *in, T *dx) {
-    md_window_rows(parallel, threads, g, false, sizeof(T), [&](ptrdiff_t first, ptrdiff_t last) {
-        md_col2im_rows(g, first, last, in, dx);
-    });
+static inline void md_im2col(md_parallel parallel, int threads, bool wide, const md_windows &g,
+                             const void *x, void *out) {
+    md_window_rows(
+        parallel, threads, wide, g, true, [&](auto zero, ptrdiff_t first, ptrdiff_t last) {
+            using T = decltype(zero);
+            md_im2col_rows(g, first, last, static_cast<const T *>(x), static_cast<T *>(out));
+        });
 }
 
-template <class T>
-static void md_max_pool(md_parallel parallel, int threads, const md_windows &g, const T *x, T *y,
-                        int *argmax) {
-    md_window_rows(parallel, threads, g, true, sizeof(T), [&](ptrdiff_t first, ptrdiff_t last) {
-        md_max_pool_rows(g, first, last, x, y, argmax);
-    });
+static inline void md_col2im(md_parallel parallel, int threads, bool wide, const md_windows &g,
+                             const void *columns, void *dx) {
+    md_window_rows(
+        parallel, threads, wide, g, false, [&](auto zero, ptrdiff_t first, ptrdiff_t last) {
+            using T = decltype(zero);
+            md_col2im_rows(g, first, last, static_cast<const T *>(columns), static_cast<T *>(dx));
+        });
 }
 
-template <class T>
-static void md_max_pool_backward(md_parallel parallel, int threads, const md_windows &g,
-                                 const T *dy, const int *argmax, T *dx) {
-    md_window_rows(parallel, threads, g, false, sizeof(T), [&](ptrdiff_t first, ptrdiff_t last) {
-        md_max_pool_backward_rows(g, first, last, dy, argmax, dx);
-    });
+static inline void md_max_pool(md_parallel parallel, int threads, bool wide, const md_windows &g,
+                               const void *x, void *y, int *argmax) {
+    md_window_rows(
+        parallel, threads, wide, g, true, [&](auto zero, ptrdiff_t first, ptrdiff_t last) {
+            using T = decltype(zero);
+            md_max_pool_rows(g, first, last, static_cast<const T *>(x), static_cast<T *>(y),
+                             argmax);
+        });
 }
 
-template <class T>
-static void md_average_pool(md_parallel parallel, int threads, const md_windows &g, const T *x,
-                            T *y) {
-    md_window_rows(parallel, threads, g, true, sizeof(T), [&](ptrdiff_t first, ptrdiff_t last) {
-        md_average_pool_rows(g, first, last, x, y);
-    });
+static inline void md_max_pool_backward(md_parallel parallel, int threads, bool wide,
+                                        const md_windows &g, const void *dy, const int *argmax,
+                                        void *dx) {
+    md_window_rows(
+        parallel, threads, wide, g, false, [&](auto zero, ptrdiff_t first, ptrdiff_t last) {
+            using T = decltype(zero);
+            md_max_pool_backward_rows(g, first, last, static_cast<const T *>(dy), argmax,
+                                      static_cast<T *>(dx));
+        });
 }
 
-template <class T>
-static void md_average_pool_backward(md_parallel parallel, int threads, const md_windows &g,
-                                     const T *dy, T *dx) {
-    md_window_rows(parallel, threads, g, false, sizeof(T), [&](ptrdiff_t first, ptrdiff_t last) {
-        md_average_pool_backward_rows(g, first, last, dy, dx);
-    });
+static inline void md_average_pool(md_parallel parallel, int threads, bool wide,
+                                   const md_windows &g, const void *x, void *y) {
+    md_window_rows(
+        parallel, threads, wide, g, true, [&](auto zero, ptrdiff_t first, ptrdiff_t last) {
+            using T = decltype(zero);
+            md_average_pool_rows(g, first, last, static_cast<const T *>(x), static_cast<T *>(y));
+        });
+}
+
+static inline void md_average_pool_backward(md_parallel parallel, int threads, bool wide,
+                                            const md_windows &g, const void *dy, void *dx) {
+    md_window_rows(
+        parallel, threads, wide, g, false, [&](auto zero, ptrdiff_t first, ptrdiff_t last) {
+            using T = decltype(zero);
+            md_average_pool_backward_rows(g, first, last, static_cast<const T *>(dy),
+                                          static_cast<T *>(dx));
+        });
 }
 
 #endif

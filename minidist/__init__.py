@@ -40,15 +40,47 @@ from minidist.ops import constant
 from minidist.strategy import Strategy
 from minidist.tape import GradientTape
 from minidist.tensor import Tensor
-from minidist.values import Mirrored, PerReplica, local_results, regroup, select_device_mirrored, select_replica
+from minidist.values import (
+    Mirrored,
+    PerReplica,
+    local_results,
+    regroup,
+    select_device_mirrored,
+    select_replica,
+)
 from minidist.variable import Variable, VariableAggregation, VariableSynchronization
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "GradientTape", "Mirrored", "PerReplica", "Strategy", "Tensor", "Variable", "VariableAggregation",
-    "VariableSynchronization", "constant", "data", "device", "devices", "errors", "get_cross_replica_context",
-    "get_replica_context", "get_strategy", "get_update_device", "has_strategy", "in_cross_replica_context",
-    "local_results", "models", "name_scope", "nn", "ops", "optim", "random", "regroup", "select_device_mirrored",
-    "select_replica", "variable_creator_scope",
+    "GradientTape",
+    "Mirrored",
+    "PerReplica",
+    "Strategy",
+    "Tensor",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "constant",
+    "data",
+    "device",
+    "devices",
+    "errors",
+    "get_cross_replica_context",
+    "get_replica_context",
+    "get_strategy",
+    "get_update_device",
+    "has_strategy",
+    "in_cross_replica_context",
+    "local_results",
+    "models",
+    "name_scope",
+    "nn",
+    "ops",
+    "optim",
+    "random",
+    "regroup",
+    "select_device_mirrored",
+    "select_replica",
+    "variable_creator_scope",
 ]

@@ -37,24 +37,43 @@ class ReplicaContext(Protocol):
 class Frame:
     """The context of one thread at one moment."""
 
-    __slots__ = ("creators", "device", "draws", "name_scope", "replica", "replica_id", "run", "step",
-                 "strategy", "update_device")
+    __slots__ = (
+        "creators",
+        "device",
+        "draws",
+        "name_scope",
+        "replica",
+        "replica_id",
+        "run",
+        "step",
+        "strategy",
+        "update_device",
+    )
 
     def __init__(
-        self, *, strategy: Any, replica: ReplicaContext | None, device: Device, replica_id: int,
-        run: Any, update_device: Device | None, name_scope: str, creators: tuple[Any, ...], step: int,
+        self,
+        *,
+        strategy: Any,
+        replica: ReplicaContext | None,
+        device: Device,
+        replica_id: int,
+        run: Any,
+        update_device: Device | None,
+        name_scope: str,
+        creators: tuple[Any, ...],
+        step: int,
         draws: dict[int, int],
     ) -> None:
-        self.strategy = strategy              # the strategy, in both contexts
-        self.replica = replica                # None in cross-replica context
-        self.device = device                  # where operations run and new tensors live
-        self.replica_id = replica_id          # whose random numbers are drawn
-        self.run = run                        # the run that this thread works for, also in its merges
-        self.update_device = update_device    # the copy's device inside strategy.update
-        self.name_scope = name_scope          # "" or "outer/inner/"
-        self.creators = creators              # variable creators, innermost last
-        self.step = step                      # which random numbers are drawn
-        self.draws = draws                    # how many each layer has drawn in this step
+        self.strategy = strategy  # the strategy, in both contexts
+        self.replica = replica  # None in cross-replica context
+        self.device = device  # where operations run and new tensors live
+        self.replica_id = replica_id  # whose random numbers are drawn
+        self.run = run  # the run that this thread works for, also in its merges
+        self.update_device = update_device  # the copy's device inside strategy.update
+        self.name_scope = name_scope  # "" or "outer/inner/"
+        self.creators = creators  # variable creators, innermost last
+        self.step = step  # which random numbers are drawn
+        self.draws = draws  # how many each layer has drawn in this step
 
     def but(self, **changes: Any) -> Frame:
         """Return a copy with some fields changed."""
@@ -77,8 +96,16 @@ def set_default(strategy: Any, replica: ReplicaContext, device: Device) -> None:
     """Install the strategy and replica that are there when no other is (minidist.strategy does)."""
     global _default
     _default = Frame(
-        strategy=strategy, replica=replica, device=device, replica_id=0, run=None,
-        update_device=None, name_scope="", creators=(), step=0, draws={},
+        strategy=strategy,
+        replica=replica,
+        device=device,
+        replica_id=0,
+        run=None,
+        update_device=None,
+        name_scope="",
+        creators=(),
+        step=0,
+        draws={},
     )
 
 
@@ -172,6 +199,11 @@ def has_strategy() -> bool:
     return _default is None or frame().strategy is not _default.strategy
 
 
+def is_default(strategy: Any) -> bool:
+    """Whether this is the strategy that there is when no other is."""
+    return _default is not None and strategy is _default.strategy
+
+
 def get_update_device() -> Device | None:
     """Return the device whose copy is being updated, or None outside `strategy.update`."""
     return frame().update_device
@@ -221,5 +253,9 @@ def draw(layer: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
     current = frame()
     number = current.draws.get(layer, 0)
     current.draws[layer] = number + 1
-    words = (number % 2**32, current.step % 2**32, (current.replica_id << 16 | layer & 0xFFFF) % 2**32)
+    words = (
+        number % 2**32,
+        current.step % 2**32,
+        (current.replica_id << 16 | layer & 0xFFFF) % 2**32,
+    )
     return (_seed & 0xFFFFFFFF, _seed >> 32), words

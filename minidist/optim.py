@@ -5,7 +5,7 @@ manager of the strategy, which decides with whom they meet; it calls `update` wi
 for the copies and on the thread that the policy says. The arithmetic is kernels/update.h.
 
 Weight decay is added to the mean gradient in the update, on the current weights, for variables
-with `decays` (decoupled from nothing: it is the gradient of weight_decay·Σw²/2).
+with `decays`: it is the gradient of weight_decay·Σw²/2, and goes through the slots like any other.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from minidist import context
+from minidist import context, ops
 from minidist.device import Array
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.tape import GradientTape
@@ -27,9 +27,9 @@ from minidist.variable import Copy, Variable
 class _Plan:
     """The arrays of one list of copies on one device, looked up once."""
 
-    members: list[int]                     # which of the list's copies
+    members: list[int]  # which of the list's copies
     weights: list[Array]
-    slots: list[list[Array]]               # one list for each kind of slot
+    slots: list[list[Array]]  # one list for each kind of slot
     decays: list[bool]
     decay_rates: list[float] = field(default_factory=list)
     decay_of: float = -1.0
@@ -47,7 +47,7 @@ class Optimizer(ABC):
     `slots` names the arrays kept beside each copy and the value that they start from.
     """
 
-    slots: dict[str, float]
+    slots: ClassVar[dict[str, float]]
 
     def __init__(self, lr: float, *, weight_decay: float = 0.0) -> None:
         self.lr = lr
@@ -81,13 +81,10 @@ class Optimizer(ABC):
         gradients: list[Array | None] = []
         variables: list[Variable] = []
         for gradient, variable in pairs:
-            if gradient is not None and (gradient.shape != variable.shape or gradient.dtype != variable.dtype):
-                raise ShapeError(
-                    f"the gradient {gradient.dtype}{list(gradient.shape)} does not fit variable {variable.name!r}, "
-                    f"{variable.dtype}{list(variable.shape)}"
-                )
-            gradients.append(None if gradient is None else gradient.array)
+            gradients.append(_fitting(gradient, variable))
             variables.append(variable)
+        if count is not None and (count < 0 or count != int(count)):
+            raise UsageError(f"count is a number of examples and cannot be {count!r}")
         if not variables:
             raise UsageError("apply_gradients got no variables")
         if replica.num_replicas == 1 and all(gradient is None for gradient in gradients):
@@ -117,7 +114,13 @@ class Optimizer(ABC):
     # --- called by the variable manager
 
     def update(
-        self, place: int, copies: tuple[Copy, ...], gradients: Sequence[Array], *, scale: float, threads: int
+        self,
+        place: int,
+        copies: tuple[Copy, ...],
+        gradients: Sequence[Array],
+        *,
+        scale: float,
+        threads: int,
     ) -> None:
         """Update the copies of one place with gradients·scale, using up to `threads` threads."""
         step = self._applied[place] = self._applied.get(place, 0) + 1
@@ -125,18 +128,33 @@ class Optimizer(ABC):
         if plans is None:
             plans = self._plans[copies] = self._plan(copies)
         for plan in plans:
-            row = gradients if len(plan.members) == len(copies) else [gradients[i] for i in plan.members]
+            row = (
+                gradients
+                if len(plan.members) == len(copies)
+                else [gradients[i] for i in plan.members]
+            )
             self._update(
-                copies[plan.members[0]].device.ops, plan.weights, row, plan.slots, step,
-                scale=scale, weight_decay=plan.weight_decay(self.weight_decay), threads=threads,
+                copies[plan.members[0]].device.ops,
+                plan.weights,
+                row,
+                plan.slots,
+                step,
+                scale=scale,
+                weight_decay=plan.weight_decay(self.weight_decay),
+                threads=threads,
             )
         for copy in copies:
             copy.version += 1
 
     @abstractmethod
     def _update(
-        self, ops: Any, weights: Sequence[Array], gradients: Sequence[Array], slots: Sequence[Sequence[Array]],
-        step: int, **how: Any,
+        self,
+        ops: Any,
+        weights: Sequence[Array],
+        gradients: Sequence[Array],
+        slots: Sequence[Sequence[Array]],
+        step: int,
+        **how: Any,
     ) -> None:
         """Call the kernel of the rule; `step` counts from 1."""
 
@@ -148,7 +166,10 @@ class Optimizer(ABC):
             _Plan(
                 members,
                 [copies[i].array for i in members],
-                [list(kind) for kind in zip(*[self._slots_of(copies[i]) for i in members], strict=True)],
+                [
+                    list(kind)
+                    for kind in zip(*[self._slots_of(copies[i]) for i in members], strict=True)
+                ],
                 [copies[i].decays for i in members],
             )
             for members in by_device.values()
@@ -165,64 +186,127 @@ class Optimizer(ABC):
         return self._slots[copy]
 
 
+def _fitting(gradient: Any, variable: Variable) -> Array | None:
+    """Return the array of a gradient that fits its variable."""
+    if variable.dtype.kind != "f":
+        raise ShapeError(
+            f"variable {variable.name!r} is {variable.dtype}; an optimizer updates floating-point "
+            "variables only, so leave it out"
+        )
+    if gradient is None:
+        return None
+    gradient = ops.as_tensor(gradient)
+    if gradient.shape != variable.shape or gradient.dtype != variable.dtype:
+        raise ShapeError(
+            f"the gradient {gradient.dtype}{list(gradient.shape)} does not fit variable "
+            f"{variable.name!r}, {variable.dtype}{list(variable.shape)}"
+        )
+    return gradient.array
+
+
 class SGD(Optimizer):
     """w −= lr·g."""
 
-    slots: dict[str, float] = {}
+    slots: ClassVar[dict[str, float]] = {}
 
-    def _update(self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any) -> None:
+    def _update(
+        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+    ) -> None:
         ops.sgd(weights, gradients, lr=self.lr, **how)
 
 
 class Momentum(Optimizer):
     """m = μ·m + g; w −= lr·m, or with Nesterov w −= lr·(g + μ·m)."""
 
-    slots = {"momentum": 0.0}
+    slots: ClassVar[dict[str, float]] = {"momentum": 0.0}
 
-    def __init__(self, lr: float, momentum: float = 0.9, nesterov: bool = False, *, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, lr: float, momentum: float = 0.9, nesterov: bool = False, *, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(lr, weight_decay=weight_decay)
         self.momentum = momentum
         self.nesterov = nesterov
 
-    def _update(self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any) -> None:
-        ops.momentum(weights, gradients, slots[0], lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, **how)
+    def _update(
+        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+    ) -> None:
+        ops.momentum(
+            weights,
+            gradients,
+            slots[0],
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            **how,
+        )
 
 
 class RMSProp(Optimizer):
     """s = ρ·s + (1−ρ)·g² from s = 1; m = μ·m + lr·g/√(s + ε); w −= m (as tf_cnn_benchmarks' optimizer)."""
 
-    slots = {"square": 1.0, "momentum": 0.0}
+    slots: ClassVar[dict[str, float]] = {"square": 1.0, "momentum": 0.0}
 
     def __init__(
-        self, lr: float, decay: float = 0.9, momentum: float = 0.9, epsilon: float = 1.0, *, weight_decay: float = 0.0
+        self,
+        lr: float,
+        decay: float = 0.9,
+        momentum: float = 0.9,
+        epsilon: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay)
         self.decay = decay
         self.momentum = momentum
         self.epsilon = epsilon
 
-    def _update(self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any) -> None:
+    def _update(
+        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+    ) -> None:
         ops.rmsprop(
-            weights, gradients, slots[0], slots[1], lr=self.lr, decay=self.decay, momentum=self.momentum,
-            epsilon=self.epsilon, **how,
+            weights,
+            gradients,
+            slots[0],
+            slots[1],
+            lr=self.lr,
+            decay=self.decay,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            **how,
         )
 
 
 class Adam(Optimizer):
     """Adam, algorithm 1 of Kingma and Ba 2015: w −= lr·m̂/(√v̂ + ε) with bias-corrected m̂ and v̂."""
 
-    slots = {"first": 0.0, "second": 0.0}
+    slots: ClassVar[dict[str, float]] = {"first": 0.0, "second": 0.0}
 
     def __init__(
-        self, lr: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, *, weight_decay: float = 0.0
+        self,
+        lr: float,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        *,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
 
-    def _update(self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any) -> None:
+    def _update(
+        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+    ) -> None:
         ops.adam(
-            weights, gradients, slots[0], slots[1], lr=self.lr, beta1=self.beta1, beta2=self.beta2,
-            epsilon=self.epsilon, step=step, **how,
+            weights,
+            gradients,
+            slots[0],
+            slots[1],
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            step=step,
+            **how,
         )

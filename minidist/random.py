@@ -76,7 +76,7 @@ class Stream:
         """Box and Muller (1958): two uniforms give two normals, √(−2 ln u)·(cos 2πv, sin 2πv)."""
         pairs = (count + 1) // 2
         u, v = self._unit(2 * pairs).reshape(2, pairs)
-        radius = np.sqrt(-2 * np.log1p(-u))         # 1 − u is never 0
+        radius = np.sqrt(-2 * np.log1p(-u))  # 1 − u is never 0
         angle = 2 * np.pi * v
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 

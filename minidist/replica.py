@@ -31,20 +31,24 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+import optree
+
 from minidist import context
 from minidist.errors import ContextError, ForkError, HangError, MergeMismatchError
 from minidist.kernels.rendezvous import Fence, Rendezvous
+from minidist.tape import stop_recording
+from minidist.tensor import Tensor, to_device
 from minidist.threads import cores
-from minidist.values import regroup, select_replica
+from minidist.values import Mirrored, local_results, regroup, select_replica
 
 if TYPE_CHECKING:
     from minidist.device import Device
 
 log = logging.getLogger("minidist")
 
-GRACE = 0.5          # seconds that a failed run gives its replicas to notice
-SPIN = 30e-6         # seconds that a waiting thread polls where each thread has a core
-TICK = 0.05          # seconds between two looks of the calling thread at signals and deadlines
+GRACE = 0.5  # seconds that a failed run gives its replicas to notice
+SPIN = 50e-6  # seconds that a waiting thread polls where each thread has a core
+TICK = 0.05  # seconds between two looks of the calling thread at signals and deadlines
 
 
 class Stopped(BaseException):
@@ -70,7 +74,9 @@ class _Worker:
         self.abandoned = False
         self._posted = Fence(spin)
         self._job: Callable[[], None] | None = None
-        self.thread = threading.Thread(target=self._loop, name=f"minidist worker {number}", daemon=True)
+        self.thread = threading.Thread(
+            target=self._loop, name=f"minidist worker {number}", daemon=True
+        )
         self.thread.start()
 
     def post(self, job: Callable[[], None] | None) -> None:
@@ -191,11 +197,16 @@ class Replica:
                 "replica's own thread, on what get_replica_context() returns there, and not inside a merge function"
             )
         caller = sys._getframe(1)
-        return self._run.meet(self.replica_id, fn, args, kwargs, frame, (caller.f_code, caller.f_lineno))
+        return self._run.meet(
+            self.replica_id, fn, args, kwargs, frame, (caller.f_code, caller.f_lineno)
+        )
 
     def all_reduce(self, op: str, value: Any) -> Any:
-        """Return the sum or mean over the replicas of each tensor in `value`, to every replica."""
-        return self.merge_call(lambda strategy, values: strategy.reduce(op, values), value)
+        """Return the sum or mean over the replicas of each leaf of a structure.
+
+        op: "sum" or "mean", as for Strategy.reduce. Each replica gets the result on its own device.
+        """
+        return self.merge_call(_all_reduce, op, value)
 
     def __repr__(self) -> str:
         return f"<replica {self.replica_id} of {self.num_replicas} on {self.device.short}>"
@@ -205,8 +216,17 @@ class Run:
     """One run of a function on all replicas of a strategy."""
 
     def __init__(
-        self, strategy: Any, devices: Sequence[Device], fn: Callable[..., Any], args: Any, kwargs: Any, *,
-        step: int, concurrent: bool, report_after: float, deadline: float,
+        self,
+        strategy: Any,
+        devices: Sequence[Device],
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        step: int,
+        concurrent: bool,
+        report_after: float,
+        deadline: float,
     ) -> None:
         self.strategy = strategy
         self.n = len(devices)
@@ -219,11 +239,11 @@ class Run:
         # One thread for each replica may poll if the caller, who sleeps, leaves them a core each.
         self._spin = SPIN if self.n <= cores() else 0.0
         self._rendezvous = Rendezvous(self.n, self._spin)
-        self._ended = Fence()                    # counts replicas that have ended
-        self._turn = Fence()                     # strict turns: meeting · n + replica
+        self._ended = Fence()  # counts replicas that have ended
+        self._turn = Fence()  # strict turns: meeting · n + replica
         self._results: list[Any] = [None] * self.n
         self._position: list[tuple[CodeType, int] | None] = [None] * self.n
-        self._meeting_of = [0] * self.n          # how many meetings each has come to
+        self._meeting_of = [0] * self.n  # how many meetings each has come to
         self._first_arrival: float | None = None
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -238,7 +258,9 @@ class Run:
                 for i, worker in enumerate(workers):
                     worker.post(_Job(self, i))
                 self._watch(workers)
-            except BaseException as failure:     # KeyboardInterrupt, or a run around this one was stopped
+            except (
+                BaseException
+            ) as failure:  # KeyboardInterrupt, or a run around this one was stopped
                 self._fail(failure, None)
             if self._failure is not None:
                 self._abandon(workers)
@@ -246,16 +268,15 @@ class Run:
             self._over = True
             pool.give_back(workers)
         if self._failure is not None:
-            failure, self._failure = self._failure, None
             try:
-                raise failure
+                raise self._failure
             finally:
-                del failure
+                self._failure = None  # its traceback refers to this run: no circle
         return regroup(self._results, devices=self._devices)
 
     def _watch(self, workers: Sequence[_Worker]) -> None:
         """Wait until all have ended, or one has failed. Between two waits Python handles signals."""
-        parent = self._caller.run       # where this run is nested in a merge function of another
+        parent = self._caller.run  # where this run is nested in a merge function of another
         reported = False
         while not self._ended.wait(self.n, TICK):
             if self._failure is not None:
@@ -290,14 +311,20 @@ class Run:
         here = [i for i in range(self.n) if self._rendezvous.payloads[i] is not None]
         gone = [i for i in range(self.n) if self._rendezvous.departed[i]]
         missing = [i for i in range(self.n) if i not in here and i not in gone]
-        lines = [f"replicas wait since {waited:.1f} s for {_names(missing)} (the deadline is {self._deadline:g} s)"]
+        lines = [
+            f"replicas wait since {waited:.1f} s for {_names(missing)} (the deadline is {self._deadline:g} s)"
+        ]
         for i in here:
-            lines.append(f"  replica {i} waits in its merge_call number {self._meeting_of[i]}, in {self._at(i)}")
+            lines.append(
+                f"  replica {i} waits in its merge_call number {self._meeting_of[i]}, in {self._at(i)}"
+            )
         for i in gone:
             lines.append(f"  replica {i} has returned")
         for i in missing:
-            lines.append(f"  replica {i} has come to {self._meeting_of[i]} merge_calls and is now at\n"
-                         f"{_stack(workers[i].thread)}")
+            lines.append(
+                f"  replica {i} has come to {self._meeting_of[i]} merge_calls and is now at\n"
+                f"{_stack(workers[i].thread)}"
+            )
         return "\n".join(lines)
 
     # --- on the replicas' threads
@@ -307,10 +334,19 @@ class Run:
         device = self._devices[i]
         caller = self._caller
         name_scope = caller.name_scope if i == 0 else f"{caller.name_scope}replica_{i}/"
-        old = context.enter(caller.but(
-            strategy=self.strategy, replica=Replica(self, i, device), device=device, replica_id=i,
-            run=self, update_device=None, name_scope=name_scope, step=self._step, draws={},
-        ))
+        old = context.enter(
+            caller.but(
+                strategy=self.strategy,
+                replica=Replica(self, i, device),
+                device=device,
+                replica_id=i,
+                run=self,
+                update_device=None,
+                name_scope=name_scope,
+                step=self._step,
+                draws={},
+            )
+        )
         try:
             if not self._concurrent:
                 self._take_turn(i, 0)
@@ -332,7 +368,7 @@ class Run:
 
     def _leave(self, i: int) -> None:
         if self._first_arrival is None and self.n > 1:
-            self._first_arrival = time.monotonic()      # the end of a run is a meeting too
+            self._first_arrival = time.monotonic()  # the end of a run is a meeting too
         self._rendezvous.leave(i)
         if self._rendezvous.broken:
             raise self._unequal()
@@ -340,8 +376,13 @@ class Run:
             self._turn.advance()
 
     def meet(
-        self, i: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        frame: context.Frame, position: tuple[CodeType, int],
+        self,
+        i: int,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: context.Frame,
+        position: tuple[CodeType, int],
     ) -> Any:
         """Meet the other replicas; the last to arrive merges."""
         rendezvous = self._rendezvous
@@ -353,7 +394,7 @@ class Run:
             raise Stopped
         meeting = rendezvous.arrive(i, (fn, args, kwargs, frame))
         if meeting == 0:
-            self._first_arrival = None      # nobody is missing any more
+            self._first_arrival = None  # nobody is missing any more
             result = self._merge(rendezvous.payloads)
             rendezvous.open(result)
             if not self._concurrent:
@@ -363,7 +404,7 @@ class Run:
                 raise self._unequal()
             if not self._concurrent:
                 self._turn.advance()
-            result = rendezvous.wait(meeting)
+            result = rendezvous.wait(i, meeting)
             if rendezvous.stopped:
                 raise Stopped
         if not self._concurrent:
@@ -381,12 +422,15 @@ class Run:
                     "merge_calls in the same order"
                 )
         # The caller's device and replica 0's scopes, as if replica 0 had gone on alone.
+        # What it computes is no replica's, so the tape that this thread may have open is paused.
         old = context.enter(frame.but(replica=None, device=self._caller.device, replica_id=0))
         try:
-            if not args and not kwargs:
-                return fn(self.strategy)
-            args, kwargs = regroup([(payload[1], payload[2]) for payload in payloads], devices=self._devices)
-            return fn(self.strategy, *args, **kwargs)
+            with stop_recording():
+                if args or kwargs:
+                    args, kwargs = regroup(
+                        [(payload[1], payload[2]) for payload in payloads], devices=self._devices
+                    )
+                return fn(self.strategy, *args, **kwargs)
         finally:
             context.leave(old)
 
@@ -405,7 +449,9 @@ class Run:
             if self._failure is None:
                 self._failure = failure
                 if who is not None and not isinstance(failure, MergeMismatchError):
-                    failure.add_note(f"raised in replica {who} of {self.n}, on {self._devices[who].short}")
+                    failure.add_note(
+                        f"raised in replica {who} of {self.n}, on {self._devices[who].short}"
+                    )
             elif failure is not self._failure:
                 name = "the caller" if who is None else f"replica {who}"
                 self._failure.add_note(
@@ -424,13 +470,26 @@ class Run:
         return MergeMismatchError(
             f"a different number of merge_calls: {_names(gone)} finished {where} after "
             f"{', '.join(str(self._meeting_of[i]) for i in gone)}, while "
-            + "; ".join(f"replica {i} waits in number {self._meeting_of[i]}, in {self._at(i)}" for i in waiting)
+            + "; ".join(
+                f"replica {i} waits in number {self._meeting_of[i]}, in {self._at(i)}"
+                for i in waiting
+            )
             + ". Every replica must make the same merge_calls in the same order"
         )
 
     def _at(self, i: int) -> str:
         position = self._position[i]
         return _place(*position) if position else "no merge_call yet"
+
+
+def _all_reduce(strategy: Any, op: Any, value: Any) -> Any:
+    def to_all(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return Mirrored(strategy.devices, [to_device(leaf, device) for device in strategy.devices])
+
+    reduced = strategy.reduce(local_results(op)[0], value)
+    return optree.tree_map(to_all, reduced, none_is_leaf=True)
 
 
 class _Job:

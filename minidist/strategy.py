@@ -11,26 +11,29 @@ thread, for which every call here works and nothing meets.
 
 from __future__ import annotations
 
+import operator
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import optree
+import numpy as np
 
-from minidist import context
-from minidist.device import Device, host
+from minidist import context, reduction
+from minidist.device import Device
 from minidist.device import devices as parse_devices
-from minidist.errors import ContextError, UsageError
+from minidist.errors import ContextError, MergeMismatchError, UsageError
 from minidist.input import DistributedDataset
 from minidist.replica import Pool, Replica, Run
-from minidist.tensor import Tensor
 from minidist.threads import limit_blas, release_blas
-from minidist.values import DistributedValues, local_results, select_device_mirrored
+from minidist.values import local_results, select_device_mirrored
 from minidist.variable import Variable, VariableAggregation, VariableSynchronization
-from minidist.variable_mgr import PolicyOptions, VariableMgr, make
+from minidist.variable_mgr import PolicyOptions, VariableMgr, as_array, make
 
-REPORT_AFTER = 5.0       # seconds; decision: a missing peer is reported after this
-DEADLINE = 60.0          # seconds; and is an error after this, or ten times the longest run
+REPORT_AFTER = 5.0  # seconds; decision: a missing peer is reported after this
+DEADLINE = 60.0  # seconds; and is an error after this, or ten times the longest run
 
 
 class Strategy:
@@ -49,19 +52,26 @@ class Strategy:
     """
 
     def __init__(
-        self, devices: str | Iterable[str | Device], variable_update: str | VariableMgr = "replicated", *,
-        concurrent: bool = True, report_after: float = REPORT_AFTER, deadline: float | None = None,
+        self,
+        devices: str | Iterable[str | Device],
+        variable_update: str | VariableMgr = "replicated",
+        *,
+        concurrent: bool = True,
+        report_after: float = REPORT_AFTER,
+        deadline: float | None = None,
         **policy_options: Any,
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(parse_devices(devices))
         if isinstance(variable_update, VariableMgr):
             if policy_options:
-                raise UsageError(f"policy options {', '.join(policy_options)} come with a policy's name, not with a VariableMgr")
+                raise UsageError(
+                    f"policy options {', '.join(policy_options)} come with a policy's name, not with a VariableMgr"
+                )
             self.variable_mgr = variable_update
         else:
             self.variable_mgr = make(variable_update, self.devices, _options(policy_options))
         self.concurrent = concurrent
-        self.step = 0                      # runs so far; keys the random numbers of the next one
+        self.step = 0  # runs so far; keys the random numbers of the next one
         self._report_after = report_after
         self._deadline = deadline
         self._longest = 0.0
@@ -85,7 +95,9 @@ class Strategy:
         device = frame.device if frame.strategy is self else self.devices[0]
         return context.entered(strategy=self, replica=None, device=device)
 
-    def _require(self, verb: str, replica: str = "call it outside run, or inside merge_call") -> None:
+    def _require(
+        self, verb: str, replica: str = "call it outside run, or inside merge_call"
+    ) -> None:
         """Check that this thread may act for all replicas of this strategy."""
         frame = context.frame()
         if not context.has_strategy():
@@ -109,7 +121,9 @@ class Strategy:
         Raises ContextError inside a replica or under another strategy; what `fn` raises; see
         MergeMismatchError, HangError, StructureError.
         """
-        self._require("run", replica="use merge_call to act for all replicas, and run inside its function")
+        self._require(
+            "run", replica="use merge_call to act for all replicas, and run inside its function"
+        )
         if not self._limited and not self._pool.closed:
             limit_blas(self, self.num_replicas)
             self._limited = True
@@ -117,8 +131,15 @@ class Strategy:
         started = time.monotonic()
         deadline = max(DEADLINE, 10 * self._longest) if self._deadline is None else self._deadline
         result = Run(
-            self, self.devices, fn, args, kwargs, step=self.step, concurrent=self.concurrent,
-            report_after=self._report_after, deadline=deadline,
+            self,
+            self.devices,
+            fn,
+            args,
+            kwargs,
+            step=self.step,
+            concurrent=self.concurrent,
+            report_after=self._report_after,
+            deadline=deadline,
         )(self._pool)
         self._longest = max(self._longest, time.monotonic() - started)
         return result
@@ -141,52 +162,33 @@ class Strategy:
         """Return the sum or mean over the replicas of each leaf of a structure, in replica order.
 
         op: "sum" or "mean". axis: also reduce each component over this axis first; a mean then
-        divides by the true number of elements over all replicas. The result is one value on the
+        divides by the true number of elements over all replicas. The result is one Tensor on the
         first replica's device (a Python number for numbers). A mean is floating point, also of
         integers. A leaf that is not distributed is its own mean; its sum is only defined for 0
         and for one replica.
-        Raises UsageError (a ValueError) for what cannot be reduced.
+        Raises UsageError (a ValueError) for what cannot be reduced, ShapeError where the replicas'
+        shapes or dtypes differ.
         """
         self._require("reduce")
-        name = str(op).lower()
-        if name not in ("sum", "mean"):
-            raise UsageError(f"reduce knows 'sum' and 'mean', not {op!r}")
-        return optree.tree_map(lambda leaf: self._reduce(name, leaf, axis), value, none_is_leaf=True)
-
-    def _reduce(self, op: str, leaf: Any, axis: int | None) -> Any:
-        if not isinstance(leaf, DistributedValues):
-            if self.num_replicas > 1 and op == "sum" and not (isinstance(leaf, int | float) and leaf == 0):
-                raise UsageError(
-                    f"{leaf!r} is the same in all {self.num_replicas} replicas and not a distributed value, so "
-                    "its sum is not defined; reduce a per-replica value, or use 'mean'"
-                )
-            parts: Sequence[Any] = (leaf,)
-        else:
-            parts = leaf.values
-        counts = [1] * len(parts)
-        if axis is not None:
-            parts, counts = _reduce_axis(parts, axis)
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + (part if isinstance(part, int | float) else _to(part, total))
-        if op == "sum":
-            return total
-        if isinstance(total, Tensor) and total.dtype.kind in "iub":
-            total = total.astype("float64")
-        return total / sum(counts) if sum(counts) else total * 0.0
+        return reduction.reduce(op, value, axis, self.num_replicas)
 
     def update(self, variable: Variable, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call `fn(variable, *args, **kwargs)` once for each copy, in an update context on its device.
 
         Reads and assigns inside are of that copy. Mirrored arguments are split by device.
+        Raises UsageError (a ValueError) for what is no variable of this strategy, and TypeError for
+        a PerReplica argument.
         """
         self._require("update")
+        if not isinstance(variable, Variable) or variable.strategy is not self:
+            raise UsageError(f"update takes a variable of {self!r}, not {variable!r}")
         for copy in variable.copies:
             with context.entered(
                 strategy=self, replica=None, device=copy.device, update_device=copy.device
             ):
                 fn(
-                    variable, *select_device_mirrored(copy.device, args),
+                    variable,
+                    *select_device_mirrored(copy.device, args),
                     **select_device_mirrored(copy.device, kwargs),
                 )
 
@@ -201,22 +203,35 @@ class Strategy:
     # --- variables
 
     def create_variable(
-        self, *, initial_value: Any, name: str, dtype: Any, trainable: bool,
-        synchronization: VariableSynchronization, aggregation: VariableAggregation, decays: bool,
+        self,
+        *,
+        initial_value: Any,
+        name: str,
+        dtype: Any,
+        trainable: bool,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+        decays: bool,
     ) -> Variable:
         """Make a variable the way the policy wants it; `md.Variable` ends here.
 
         In a replica all replicas meet: they must make the same one.
         """
         spec = {
-            "name": name, "dtype": dtype, "trainable": trainable, "synchronization": synchronization,
-            "aggregation": aggregation, "decays": decays,
+            "name": name,
+            "dtype": dtype,
+            "trainable": trainable,
+            "synchronization": synchronization,
+            "aggregation": aggregation,
+            "decays": decays,
         }
+        initial = initial_value if callable(initial_value) else lambda: initial_value
         replica = context.get_replica_context()
         if isinstance(replica, Replica):
-            result: Variable = replica.merge_call(_create, _Spec(initial_value, spec))
+            value = as_array(initial(), dtype)
+            result: Variable = replica.merge_call(_create, _Spec(value, spec))
             return result
-        return self.variable_mgr.create(self, initial_value, **spec)
+        return self.variable_mgr.create(self, [initial] * self.num_replicas, **spec)
 
     def __copy__(self) -> Strategy:
         raise ContextError("a strategy owns threads and cannot be copied; make another one")
@@ -225,27 +240,41 @@ class Strategy:
         return f"<Strategy {self.variable_mgr.name} on {', '.join(device.short for device in self.devices)}>"
 
 
+@dataclass(frozen=True)
 class _Spec:
     """What one replica asks for when it creates a variable."""
 
-    def __init__(self, initial_value: Any, options: dict[str, Any]) -> None:
-        self.initial_value = initial_value
-        self.options = options
+    value: np.ndarray[Any, Any]
+    options: dict[str, Any]
+
+    def essence(self, replica: int) -> dict[str, Any]:
+        """Return what must be the same in all replicas.
+
+        A name is the same without the replica's own scope and without numbers at the end of its
+        parts, which only tell several of a name apart ("dense_1/kernel").
+        """
+        name = self.options["name"].replace(f"replica_{replica}/", "", 1)
+        return {
+            **self.options,
+            "name": re.sub(r"_\d+(?=/|$)", "", name),
+            "shape": self.value.shape,
+            "dtype": self.value.dtype,
+        }
 
 
 def _create(strategy: Strategy, specs: Any) -> Variable:
-    first, *others = local_results(specs)
-    for replica, other in enumerate(others, 1):
-        for option, value in first.options.items():
-            theirs = other.options[option]
-            if option == "name":
-                theirs = theirs.replace(f"replica_{replica}/", "", 1)
-            if theirs != value:
-                raise ContextError(
-                    f"the replicas create different variables: {option} is {value!r} in replica 0 and {theirs!r} "
-                    f"in replica {replica}; all replicas must create the same variables in the same order"
+    asked: Sequence[_Spec] = local_results(specs)
+    ours = asked[0].essence(0)
+    for replica, spec in enumerate(asked):
+        for what, theirs in spec.essence(replica).items():
+            if theirs != ours[what]:
+                raise MergeMismatchError(
+                    f"the replicas create different variables: {what} is {ours[what]!r} in replica 0 "
+                    f"and {theirs!r} in replica {replica}; all replicas must create the same "
+                    "variables in the same order"
                 )
-    return strategy.variable_mgr.create(strategy, first.initial_value, **first.options)
+    initial = [partial(operator.attrgetter("value"), spec) for spec in asked]
+    return strategy.variable_mgr.create(strategy, initial, **asked[0].options)
 
 
 def _options(given: dict[str, Any]) -> PolicyOptions:
@@ -254,28 +283,6 @@ def _options(given: dict[str, Any]) -> PolicyOptions:
         if name not in known:
             raise UsageError(f"no policy option is called {name!r}; there are {', '.join(known)}")
     return PolicyOptions(**given)
-
-
-def _reduce_axis(parts: Sequence[Any], axis: int) -> tuple[list[Any], list[int]]:
-    """Return the sums over an axis and how many elements are in each."""
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise TypeError(f"axis must be an int or None, not {axis!r}")
-    tensors = [
-        part if isinstance(part, Tensor) else Tensor(host().copy_in(part), host()) for part in parts
-    ]
-    for tensor in tensors:
-        if not -tensor.ndim <= axis < tensor.ndim:
-            raise UsageError(f"axis {axis} is out of range for a value of shape {list(tensor.shape)}")
-    return [tensor.sum(axis) for tensor in tensors], [tensor.shape[axis] for tensor in tensors]
-
-
-def _to(part: Any, like: Any) -> Any:
-    """Return `part` on the device of `like`."""
-    if isinstance(part, Tensor) and isinstance(like, Tensor) and part.device is not like.device:
-        moved = like.device.allocate(part.shape, part.dtype)
-        like.device.copy(moved, part.array)
-        return Tensor(moved, like.device)
-    return part
 
 
 # --- the default strategy -----------------------------------------------------------------------

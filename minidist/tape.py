@@ -21,7 +21,7 @@ from minidist.tensor import Tensor
 
 Backward = Callable[[Array, Sequence[bool]], Sequence[Array | None]]
 Sink = Callable[[Any, Array], object]
-Readings = dict[int, tuple[Tensor, Any]]      # by id of a Tensor: it, and whose value it is
+Readings = dict[int, tuple[Tensor, Any]]  # by id of a Tensor: it, and whose value it is
 
 
 class Readable(Protocol):
@@ -109,7 +109,9 @@ class GradientTape:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         if self in _active.tapes:
@@ -201,23 +203,23 @@ class _Walk:
         self._entries = entries
         self._gradients: dict[int, tuple[Array, bool]] = {}
 
-        self._places: dict[int, list[int]] = {}     # id of a leaf -> where it stands in `leaves`
+        self._places: dict[int, list[int]] = {}  # id of a leaf -> where it stands in `leaves`
         for place, leaf in enumerate(leaves):
             self._places.setdefault(id(leaf), []).append(place)
-        self._owners: dict[int, list[int]] = {      # id of a Tensor -> ids of the leaves it adds to
+        self._owners: dict[int, list[int]] = {  # id of a Tensor -> ids of the leaves it adds to
             id(leaf): [id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)
         }
         for tensor, variable in readings.values():
             if id(variable) in self._places:
                 self._owners.setdefault(id(tensor), []).append(id(variable))
 
-        self._live = set(self._owners)              # ids of Tensors that depend on a leaf
+        self._live = set(self._owners)  # ids of Tensors that depend on a leaf
         for entry in entries:
             if any(id(tensor) in self._live for tensor in entry.inputs):
                 self._live.add(id(entry.output))
 
-        self._computed: set[int] = set()            # ids of the results that the walk passes
-        self._uses: dict[int, int] = {}             # how many uses of a Tensor are still to come
+        self._computed: set[int] = set()  # ids of the results that the walk passes
+        self._uses: dict[int, int] = {}  # how many uses of a Tensor are still to come
         wanted = {id(target)}
         for entry in reversed(entries):
             output = id(entry.output)
@@ -228,8 +230,8 @@ class _Walk:
                         wanted.add(id(tensor))
                         self._uses[id(tensor)] = self._uses.get(id(tensor), 0) + 1
 
-        self._totals: dict[int, Array] = {}         # by id of leaf, over the Tensors it was read as
-        self._parts: dict[int, int] = {}            # how many of those are still to come
+        self._totals: dict[int, Array] = {}  # by id of leaf, over the Tensors it was read as
+        self._parts: dict[int, int] = {}  # how many of those are still to come
         for tensor_id, owners in self._owners.items():
             if tensor_id in wanted:
                 for leaf in owners:
@@ -264,8 +266,10 @@ class _Walk:
         ops = self._ops
         needs = tuple([id(tensor) in self._live for tensor in entry.inputs])
         gradients = entry.backward(dy, needs)
-        passed = [need and ops.share_memory(dx, dy) for dx, need in zip(gradients, needs, strict=True)]
-        may_pass = alone and sum(passed) == 1       # dy's memory has exactly one heir
+        passed = [
+            need and ops.share_memory(dx, dy) for dx, need in zip(gradients, needs, strict=True)
+        ]
+        may_pass = alone and sum(passed) == 1  # dy's memory has exactly one heir
         for tensor, need, dx, is_dy in zip(entry.inputs, needs, gradients, passed, strict=True):
             if not need:
                 continue
@@ -280,7 +284,7 @@ class _Walk:
     def _settle(self, key: int, emit: Callable[[int, Array], object]) -> None:
         """Hand out the final gradient of a Tensor to the leaves that it belongs to."""
         array, alone = self._gradients[key]
-        if key in self._computed:                   # the walk still needs it, to go on from here
+        if key in self._computed:  # the walk still needs it, to go on from here
             alone = False
         else:
             del self._gradients[key]

@@ -111,3 +111,12 @@ class Tensor:
         def __gt__(self, other: Any) -> Tensor: ...
         def __ge__(self, other: Any) -> Tensor: ...
         def __getitem__(self, index: Any) -> Tensor: ...
+
+
+def to_device(tensor: Tensor, device: Device) -> Tensor:
+    """Return a copy of `tensor` on `device`, or `tensor` itself if it is there."""
+    if tensor.device is device:
+        return tensor
+    array = device.allocate(tensor.shape, tensor.dtype)
+    device.copy(array, tensor.array)
+    return Tensor(array, device)

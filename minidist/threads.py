@@ -12,8 +12,8 @@ import threading
 from typing import Any
 
 _lock = threading.Lock()
-_replicas: dict[int, int] = {}        # open strategies, by id, and their replicas
-_limits: Any = None                   # what restores the limit that was found
+_replicas: dict[int, int] = {}  # open strategies, by id, and their replicas
+_limits: Any = None  # what restores the limit that was found
 
 
 def cores() -> int:
@@ -37,7 +37,7 @@ def release_blas(owner: object) -> None:
 
 def _set() -> None:
     global _limits
-    from threadpoolctl import threadpool_limits      # 4 ms that a mere import need not pay
+    from threadpoolctl import threadpool_limits  # 4 ms that a mere import need not pay
 
     if _limits is not None:
         _limits.restore_original_limits()

@@ -1,14 +1,15 @@
 """One training step, and the loop around it: a gradient's way starts here.
 
-    train_step (here) → tape.gradient → optimizer.apply_gradients → replica.merge_call
-        → variable_mgr: combine → comm.all_reduce → variable_mgr: apply → optimizer.update → kernels/update.h
+train_step (here) → tape.gradient → optimizer.apply_gradients → replica.merge_call
+    → variable_mgr: combine → comm.all_reduce → variable_mgr: apply → optimizer.update
+    → kernels/update.h
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,9 @@ def _result(loss: Tensor, logits: Tensor, labels: Tensor, *, accuracy: bool) -> 
         replica = context.get_replica_context()
         who = replica.replica_id if replica is not None else 0
         raise NonFiniteError(
-            f"the loss of replica {who} is {value} in step {context.frame().step}; nothing was trained on it. A lower "
-            "learning rate or a look at the input's values may help"
+            f"the loss of replica {who} is {value} in step {context.frame().step}, those of a "
+            "warm-up counted; nothing was trained on it. A lower learning rate or a look at the "
+            "input's values may help"
         )
     top_1, top_5 = _correct(logits.numpy(), labels.numpy()) if accuracy else (0, 0)
     return StepResult(value, logits.shape[0], top_1, top_5)
@@ -112,7 +114,7 @@ class Accuracy:
 
 
 def evaluate(strategy: Strategy, model: Layer, batches: Iterable[Any]) -> Accuracy:
-    """Run the model forward over global batches of (images, labels) on all replicas; count what is right."""
+    """Return the model's accuracy over global batches of (images, labels), run on all replicas."""
     results: list[StepResult] = []
     for images, labels in strategy.distribute_dataset(batches):
         results += local_results(strategy.run(forward_step, model, images, labels))
@@ -122,7 +124,7 @@ def evaluate(strategy: Strategy, model: Layer, batches: Iterable[Any]) -> Accura
 def weights_checksums(strategy: Strategy, model: Layer) -> list[str]:
     """Return for each replica the sha256 of the trainable weights it would compute with now.
 
-    The bytes are those of the variables in the order of their names. Equal checksums are equal bits.
+    The bytes are those of the variables in the order of their names: equal checksums, equal bits.
     """
     variables = sorted(model.trainable_variables, key=lambda variable: variable.name)
 
@@ -132,12 +134,7 @@ def weights_checksums(strategy: Strategy, model: Layer) -> list[str]:
             digest.update(np.ascontiguousarray(variable.read().numpy()).tobytes())
         return digest.hexdigest()
 
-    return list(_in_each(strategy, strategy.run(checksum)))
-
-
-def _in_each(strategy: Strategy, value: Any) -> Sequence[Any]:
-    values = local_results(value)
-    return values if len(values) == strategy.num_replicas else values * strategy.num_replicas
+    return list(local_results(strategy.run(checksum)))
 
 
 def l2_loss(variables: Iterable[Any]) -> float:

@@ -51,8 +51,12 @@ class DistributedValues:
 
     def _on(self, device: Device) -> Any:
         if self.devices is None or device not in self.devices:
-            there = "no devices" if self.devices is None else ", ".join(d.short for d in self.devices)
-            raise UsageError(f"there is no component on {device.short}; this {type(self).__name__} is on {there}")
+            there = (
+                "no devices" if self.devices is None else ", ".join(d.short for d in self.devices)
+            )
+            raise UsageError(
+                f"there is no component on {device.short}; this {type(self).__name__} is on {there}"
+            )
         return self.values[self.devices.index(device)]
 
     def _in_cross_replica(self, device: Device) -> Any:
@@ -117,7 +121,8 @@ def select_replica(replica: int, structure: Any) -> Any:
         return structure
     return optree.tree_map(
         lambda leaf: leaf.values[replica] if isinstance(leaf, DistributedValues) else leaf,
-        structure, none_is_leaf=True,
+        structure,
+        none_is_leaf=True,
     )
 
 
@@ -129,6 +134,7 @@ def select_device_mirrored(device: Device, structure: Any) -> Any:
 
     Raises TypeError at a PerReplica leaf: it has no single value.
     """
+
     def pick(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             raise TypeError(

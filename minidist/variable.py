@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from minidist import context, tape
+from minidist import context, ops, tape
 from minidist.device import Array, Device
 from minidist.errors import ContextError, ShapeError, UsageError
-from minidist.tensor import Tensor
+from minidist.tensor import Tensor, to_device
 from minidist.values import DistributedValues, PerReplica, local_results, select_device_mirrored
 
 
 class VariableSynchronization(enum.Enum):
     """When the copies of a variable are brought into step."""
 
-    AUTO = "auto"             # as the policy does it
-    ON_WRITE = "on_write"     # the same
+    AUTO = "auto"  # as the policy does it
+    ON_WRITE = "on_write"  # the same
 
 
 class VariableAggregation(enum.Enum):
@@ -45,20 +45,17 @@ class Copy:
         self.name = name
         self.array = array
         self.device = device
-        self.tensor = Tensor(array, device)      # what reading it gives; follows the array's changes
+        self.tensor = Tensor(array, device)  # what reading it gives; follows the array's changes
         self.version = 0
         self.decays = decays
 
-    def write(self, value: Any) -> None:
-        """Put a value (Tensor, array of the host or number) of the variable's shape here."""
-        source = value.array if isinstance(value, Tensor) else np.asarray(value, self.array.dtype)
-        if tuple(source.shape) != tuple(self.array.shape):
-            raise ShapeError(
-                f"assigning to variable {self.name!r} of shape {tuple(self.array.shape)} a value of shape "
-                f"{tuple(source.shape)}"
-            )
-        self.device.copy(self.array, source)
+    def write(self, value: Tensor) -> None:
+        """Put a value of the variable's shape and dtype, on this device, here."""
+        self.device.copy(self.array, value.array)
         self.version += 1
+
+
+Write = Callable[[Copy, Any], None]
 
 
 class Reader:
@@ -86,8 +83,19 @@ class Variable(metaclass=_Create):
     tapes look at it of their own accord. decays: whether weight decay applies.
     """
 
-    __slots__ = ("__weakref__", "_reader", "aggregation", "copies", "decays", "dtype", "name", "shape", "strategy",
-                 "synchronization", "trainable")
+    __slots__ = (
+        "__weakref__",
+        "_reader",
+        "aggregation",
+        "copies",
+        "decays",
+        "dtype",
+        "name",
+        "shape",
+        "strategy",
+        "synchronization",
+        "trainable",
+    )
 
     name: str
     shape: tuple[int, ...]
@@ -114,6 +122,8 @@ class Variable(metaclass=_Create):
 
         In a replica it is what the policy lets the replica compute with; in an update the copy being
         updated; otherwise the first copy. The tensor follows later updates: `numpy()` takes a copy.
+        Raises ContextError under a strategy that the variable does not belong to, unless it belongs
+        to none.
         """
         frame = context.frame()
         if frame.replica is not None and frame.strategy is self.strategy:
@@ -121,6 +131,7 @@ class Variable(metaclass=_Create):
         elif frame.update_device is not None:
             tensor = self._copy_on(frame.update_device).tensor
         else:
+            self._require_own_strategy("read")
             tensor = self.copies[0].tensor
         tape.read(self, tensor)
         return tensor
@@ -133,10 +144,12 @@ class Variable(metaclass=_Create):
     def assign(self, value: Any) -> Variable:
         """Set the value; `assign_add` and `assign_sub` change it by one.
 
-        In cross-replica context all copies get it, in an update the copy being updated. In a
-        replica the values of all replicas are aggregated first, as `aggregation` says.
-        Raises UsageError (a ValueError) in a replica when `aggregation` is NONE, and ShapeError for
-        another shape.
+        A value is a number, an array or a Tensor of the variable's shape. In cross-replica context
+        all copies get it, in an update the copy being updated. In a replica the values of all
+        replicas are aggregated first, as `aggregation` says.
+        Raises UsageError (a ValueError) in a replica when `aggregation` is NONE, ShapeError for
+        another shape or dtype, TypeError for the mean of integers, and ContextError under a strategy
+        that the variable does not belong to.
         """
         return self._assign(_assign, value)
 
@@ -148,28 +161,41 @@ class Variable(metaclass=_Create):
         """Subtract from the value; see `assign`."""
         return self._assign(_assign_sub, value)
 
-    def _assign(self, write: Callable[[Copy, Any], None], value: Any) -> Variable:
+    def _assign(self, write: Write, value: Any) -> Variable:
         frame = context.frame()
         if frame.update_device is not None:
             write(self._copy_on(frame.update_device), value)
-        elif frame.replica is None or not context.has_strategy():
+            return self
+        self._require_own_strategy("assigned")
+        if (
+            frame.replica is None
+            or frame.strategy is not self.strategy
+            or not context.has_strategy()
+        ):
             self._write_all(write, value)
-        elif frame.strategy is not self.strategy:
-            raise ContextError(
-                f"variable {self.name!r} belongs to {self.strategy!r} and cannot be assigned in "
-                f"{context.describe(frame)}: create it under that strategy's scope"
-            )
         elif self.aggregation is VariableAggregation.NONE:
             raise UsageError(
-                f"variable {self.name!r} is assigned in replica {frame.replica.replica_id} but does not say what "
-                "becomes of the replicas' different values; create it with aggregation="
-                "VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
+                f"variable {self.name!r} is assigned in replica {frame.replica.replica_id} but does "
+                "not say what becomes of the replicas' different values; create it with "
+                "aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
             )
         else:
             frame.replica.merge_call(_aggregate, self, write, value)
         return self
 
-    def _write_all(self, write: Callable[[Copy, Any], None], value: Any) -> None:
+    def _require_own_strategy(self, verb: str) -> None:
+        """Check that no strategy is current but the variable's own; one that belongs to none may be read."""
+        frame = context.frame()
+        if frame.strategy is self.strategy or not context.has_strategy():
+            return
+        if verb == "read" and context.is_default(self.strategy):
+            return
+        raise ContextError(
+            f"Mixing different Strategy objects: variable {self.name!r} belongs to {self.strategy!r} "
+            f"and cannot be {verb} in {context.describe(frame)}; create it under that strategy's scope"
+        )
+
+    def _write_all(self, write: Write, value: Any) -> None:
         if isinstance(value, PerReplica):
             raise UsageError(
                 f"variable {self.name!r} cannot be assigned a PerReplica value in cross-replica context; "
@@ -192,48 +218,83 @@ class Variable(metaclass=_Create):
         return f"<Variable {self.name!r} {self.dtype}{list(self.shape)} on {where}>"
 
 
+ops.install_operators(Variable)
+
+
 def _assign(copy: Copy, value: Any) -> None:
-    copy.write(_plain(value))
+    copy.write(_fitting(copy, value))
 
 
 def _assign_add(copy: Copy, value: Any) -> None:
-    copy.write(copy.tensor + _plain(value))
+    copy.write(copy.tensor + _fitting(copy, value))
 
 
 def _assign_sub(copy: Copy, value: Any) -> None:
-    copy.write(copy.tensor - _plain(value))
+    copy.write(copy.tensor - _fitting(copy, value))
 
 
-def _plain(value: Any) -> Any:
-    return value.read() if isinstance(value, Variable) else value
+def _fitting(copy: Copy, value: Any) -> Tensor:
+    """Return a value as a Tensor of the copy's shape and dtype on the copy's device."""
+    if isinstance(value, Variable):
+        value = value.read()
+    if isinstance(value, Tensor):
+        tensor = to_device(value, copy.device)
+    else:
+        array = np.asarray(value)
+        if array.ndim == 0 or np.can_cast(array.dtype, copy.array.dtype, "same_kind"):
+            array = array.astype(copy.array.dtype)
+        tensor = Tensor(copy.device.copy_in(array), copy.device)
+    if tensor.shape != tuple(copy.array.shape) or tensor.dtype != copy.array.dtype:
+        raise ShapeError(
+            f"variable {copy.name!r} is {copy.array.dtype}{list(copy.array.shape)} and cannot be "
+            f"assigned a value that is {tensor.dtype}{list(tensor.shape)}; cast or reshape it first"
+        )
+    return tensor
 
 
-def _aggregate(strategy: Any, variable: Variable, write: Callable[[Copy, Any], None], value: Any) -> None:
+def _aggregate(strategy: Any, variable: Variable, write: Any, value: Any) -> None:
     """Merge the replicas' values into one and write it to all copies."""
-    write_fn = local_results(write)[0]
-    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+    how = variable.aggregation
+    if how is VariableAggregation.MEAN and variable.dtype.kind in "iub":
+        raise TypeError(
+            f"variable {variable.name!r} is {variable.dtype}, and a mean is floating point; give it "
+            "a floating-point dtype, or another aggregation than MEAN"
+        )
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
         value = local_results(value)[0]
     elif isinstance(value, DistributedValues):
-        value = strategy.reduce(variable.aggregation.value, value)
-    elif variable.aggregation is VariableAggregation.SUM and strategy.num_replicas > 1 and value != 0:
+        value = strategy.reduce(how.value, value)
+    elif how is VariableAggregation.SUM and strategy.num_replicas > 1 and not _is_zero(value):
         raise UsageError(
-            f"variable {variable.name!r} with aggregation SUM is assigned the same plain value {value!r} in all "
-            "replicas, which cannot be reduced: is it meant once, or once for each replica? Pass a tensor, or use "
-            "MEAN or ONLY_FIRST_REPLICA"
+            f"variable {variable.name!r} with aggregation SUM is assigned the same non-DistributedValues "
+            f"value {value!r} in all replicas, which cannot be reduced: is it meant once, or once for "
+            "each replica? Make a value in each replica, or use MEAN or ONLY_FIRST_REPLICA"
         )
-    variable._write_all(write_fn, value)
+    variable._write_all(local_results(write)[0], value)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0
 
 
 # --- creation -----------------------------------------------------------------------------------
 
 
 def create(
-    initial_value: Any, *, name: str | None = None, dtype: Any = None, trainable: bool = True,
+    initial_value: Any,
+    *,
+    name: str | None = None,
+    dtype: Any = None,
+    trainable: bool = True,
     synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-    aggregation: VariableAggregation = VariableAggregation.NONE, decays: bool = True,
+    aggregation: VariableAggregation = VariableAggregation.NONE,
+    decays: bool = True,
 ) -> Variable:
     """Return a new variable of the current strategy; see Variable."""
-    for option, kind in ((synchronization, VariableSynchronization), (aggregation, VariableAggregation)):
+    for option, kind in (
+        (synchronization, VariableSynchronization),
+        (aggregation, VariableAggregation),
+    ):
         if not isinstance(option, kind):
             raise UsageError(
                 f"variable {name!r}: {option!r} is no {kind.__name__}; it may be "
@@ -243,8 +304,13 @@ def create(
     for scope in context.frame().creators:
         creator = _Asks(scope, creator)
     return creator(
-        initial_value=initial_value, name=context.frame().name_scope + (name or "Variable"), dtype=dtype,
-        trainable=trainable, synchronization=synchronization, aggregation=aggregation, decays=decays,
+        initial_value=initial_value,
+        name=context.frame().name_scope + (name or "Variable"),
+        dtype=dtype,
+        trainable=trainable,
+        synchronization=synchronization,
+        aggregation=aggregation,
+        decays=decays,
     )
 
 
@@ -264,8 +330,15 @@ def _by_strategy(**spec: Any) -> Variable:
 
 
 def make(
-    copies: Sequence[Copy], reader: Reader, strategy: Any, *, name: str, trainable: bool,
-    synchronization: VariableSynchronization, aggregation: VariableAggregation, decays: bool,
+    copies: Sequence[Copy],
+    reader: Reader,
+    strategy: Any,
+    *,
+    name: str,
+    trainable: bool,
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    decays: bool,
 ) -> Variable:
     """Put a variable together from its parts; variable managers call it."""
     variable: Variable = object.__new__(Variable)
@@ -280,44 +353,3 @@ def make(
     variable.copies = tuple(copies)
     variable._reader = reader
     return variable
-
-
-# --- moving averages ----------------------------------------------------------------------------
-
-
-def assign_moving_averages(
-    variables: Sequence[Variable], values: Sequence[Tensor], momentum: float, count: int
-) -> None:
-    """Let each variable follow the mean of its value over all replicas, weighted by their counts.
-
-    v = momentum·v + (1 − momentum)·Σ(c_i·x_i)/Σc_i. `count` is the number of examples behind this
-    replica's values. All variables of a call meet once. Where no replica has an example, nothing
-    changes.
-    """
-    replica = context.get_replica_context()
-    if replica is None:
-        raise ContextError("moving averages are updated in a replica; call the layer inside strategy.run")
-    replica.merge_call(_average, tuple(variables), tuple(values), momentum, _Count(count))
-
-
-class _Count:
-    """A number of examples that is each replica's own, also where they are equal."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-
-def _average(
-    strategy: Any, variables: tuple[Variable, ...], values: tuple[Any, ...], momentum: float, counts: Any
-) -> None:
-    weights = [count.value for count in local_results(counts)]
-    total = sum(weights)
-    if total == 0:
-        return
-    momentum = local_results(momentum)[0]
-    for variable, value in zip(variables, values, strict=True):
-        parts = [w * part.numpy() for w, part in zip(weights, local_results(value), strict=True) if w]
-        mean = sum(parts[1:], parts[0]) / total
-        new = momentum * variable.copies[0].tensor.numpy() + (1 - momentum) * mean
-        for copy in variable.copies:
-            copy.write(new)

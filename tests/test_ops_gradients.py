@@ -79,7 +79,8 @@ def test_arithmetic_with_broadcasting(pair, name, seed):
 
 @quick
 @given(
-    shapes, st.sampled_from(["negative", "exp", "log", "sqrt", "square", "softmax", "log_softmax"]),
+    shapes,
+    st.sampled_from(["negative", "exp", "log", "sqrt", "square", "softmax", "log_softmax"]),
     seeds,
 )
 def test_functions_of_one_tensor(shape, name, seed):
@@ -146,7 +147,8 @@ def test_conv2d(where, n, channels, filters, seed):
     image, size, strides, padding = where
     check(
         lambda x, w: ops.conv2d(x, w, strides, padding),
-        normal((n, *image, channels), seed), normal((*size, channels, filters), seed + 1),
+        normal((n, *image, channels), seed),
+        normal((*size, channels, filters), seed + 1),
     )
 
 
@@ -159,9 +161,7 @@ def test_conv2d_in_several_blocks(monkeypatch):
 @given(windows(), st.integers(0, 2), st.integers(1, 2), seeds)
 def test_max_pool(where, n, channels, seed):
     image, size, strides, padding = where
-    check(
-        lambda x: ops.max_pool(x, size, strides, padding), distinct((n, *image, channels), seed)
-    )
+    check(lambda x: ops.max_pool(x, size, strides, padding), distinct((n, *image, channels), seed))
 
 
 @quick
@@ -180,7 +180,9 @@ def test_batch_norm(shape, seed):
     check(
         # A larger epsilon keeps the curvature of nearly constant columns within the tolerance.
         lambda x, scale, offset: ops.batch_norm(x, scale, offset, 0.1)[0],
-        normal(shape, seed), normal(c, seed + 1), normal(c, seed + 2),
+        normal(shape, seed),
+        normal(c, seed + 1),
+        normal(c, seed + 2),
     )
 
 
@@ -191,18 +193,24 @@ def test_batch_norm_inference(shape, seed):
     mean, variance = ops.constant(normal(c, seed)), ops.constant(np.abs(normal(c, seed + 1)))
     check(
         lambda x, scale, offset: ops.batch_norm_inference(x, scale, offset, mean, variance, 0.1),
-        normal(shape, seed), normal(c, seed + 2), normal(c, seed + 3),
+        normal(shape, seed),
+        normal(c, seed + 2),
+        normal(c, seed + 3),
     )
 
 
 @quick
 @given(
-    st.lists(st.integers(0, 3), max_size=3).map(tuple), st.data(), st.booleans(),
-    st.sampled_from(["reduce_sum", "reduce_mean"]), seeds,
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.data(),
+    st.booleans(),
+    st.sampled_from(["reduce_sum", "reduce_mean"]),
+    seeds,
 )
 def test_reductions(shape, data, keepdims, name, seed):
-    axis = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1)).map(tuple)
-                     if shape else st.none())
+    axis = data.draw(
+        st.none() | st.sets(st.integers(0, len(shape) - 1)).map(tuple) if shape else st.none()
+    )
     check(lambda x: getattr(ops, name)(x, axis, keepdims), normal(shape, seed))
 
 

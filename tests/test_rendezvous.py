@@ -50,7 +50,9 @@ def test_two_threads_hand_a_turn_to_and_fro(spin):
 def test_a_lifted_fence_holds_nobody_back():
     fence = Fence()
     passed = []
-    threads = start(lambda: passed.append(fence.wait(10)), lambda: passed.append(fence.wait(10**12)))
+    threads = start(
+        lambda: passed.append(fence.wait(10)), lambda: passed.append(fence.wait(10**12))
+    )
     fence.lift()
     for thread in threads:
         thread.join(30)
@@ -71,7 +73,7 @@ def test_everyone_leaves_each_meeting_with_its_result_and_the_last_one_holds_it(
                 rendezvous.open(list(rendezvous.payloads))
                 results[who].append([(i, round) for i in range(n)])
             else:
-                results[who].append(rendezvous.wait(meeting))
+                results[who].append(rendezvous.wait(who, meeting))
 
     for running in start(*[lambda who=who: thread(who) for who in range(n)]):
         running.join(60)
@@ -95,10 +97,10 @@ def test_stop_ends_present_and_future_waiting():
     ended = threading.Event()
 
     def wait():
-        rendezvous.wait(rendezvous.arrive(0, "here"))
+        rendezvous.wait(0, rendezvous.arrive(0, "here"))
         ended.set()
 
     start(wait)
     rendezvous.stop()
     assert ended.wait(30) and rendezvous.stopped
-    rendezvous.wait(10**6)
+    rendezvous.wait(1, 10**6)

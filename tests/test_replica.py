@@ -50,7 +50,14 @@ def test_each_replica_runs_once_on_a_thread_and_device_of_its_own(strategy_of, n
     seen = []
 
     def fn():
-        seen.append((replica().replica_id, replica().num_replicas, threading.get_ident(), replica().device.short))
+        seen.append(
+            (
+                replica().replica_id,
+                replica().num_replicas,
+                threading.get_ident(),
+                replica().device.short,
+            )
+        )
         assert md.get_strategy() is strategy and not md.in_cross_replica_context()
         return replica().replica_id
 
@@ -83,7 +90,7 @@ def test_threads_are_reused_and_state_is_not(strategy_of):
     def fn():
         first = not hasattr(local, "here")
         local.here = True
-        md.name_scope("left open").__enter__()          # a context that a replica forgot to leave
+        md.name_scope("left open").__enter__()  # a context that a replica forgot to leave
         return first, threading.get_ident(), md.get_replica_context().replica_id
 
     first, second = strategy.run(fn), strategy.run(fn)
@@ -101,7 +108,9 @@ def test_merge_call_runs_once_for_all_and_gives_each_its_own(strategy_of, n):
 
     def merge(s, values, *, word):
         calls.append(threading.get_ident())
-        assert s is strategy and md.in_cross_replica_context() and md.get_cross_replica_context() is s
+        assert (
+            s is strategy and md.in_cross_replica_context() and md.get_cross_replica_context() is s
+        )
         assert word == "same"
         parts = s.local_results(values)
         return md.PerReplica(s.devices, [10 * v for v in parts]), sum(parts), "plain"
@@ -113,7 +122,10 @@ def test_merge_call_runs_once_for_all_and_gives_each_its_own(strategy_of, n):
         return out
 
     result = strategy.run(fn)
-    own = [[(10 * (i + step), sum(range(n)) + n * step, "plain") for step in range(4)] for i in range(n)]
+    own = [
+        [(10 * (i + step), sum(range(n)) + n * step, "plain") for step in range(4)]
+        for i in range(n)
+    ]
     per_replica = [strategy.local_results(md.select_replica(i, result)) for i in range(n)]
     assert [md.select_replica(i, result) for i in range(n)] == own, per_replica
     assert len(calls) == 4
@@ -134,7 +146,7 @@ def test_no_replica_passes_a_meeting_before_all_have_come(strategy_of):
 
 def test_replicas_run_at_the_same_time():
     with md.Strategy("cpu*2") as strategy:
-        barrier = threading.Barrier(2, timeout=30)       # only passed when both are inside
+        barrier = threading.Barrier(2, timeout=30)  # only passed when both are inside
         strategy.run(barrier.wait)
 
 
@@ -149,7 +161,9 @@ def test_strict_turns_are_in_replica_order_between_meetings():
             order.append((3, replica().replica_id))
 
         strategy.run(fn)
-    expected = [[(step, i) for i in range(3)] + ["merge"] for step in range(3)] + [[(3, i) for i in range(3)]]
+    expected = [[(step, i) for i in range(3)] + ["merge"] for step in range(3)] + [
+        [(3, i) for i in range(3)]
+    ]
     assert order == [item for turn in expected for item in turn]
 
 
@@ -165,7 +179,7 @@ def test_a_run_nested_in_a_merge_function(strategy_of):
     def fn():
         return replica().merge_call(merge, replica().replica_id * 100)
 
-    assert strategy.run(fn) == 0 + (100 + 1)      # the same number for all is given back as it is
+    assert strategy.run(fn) == 0 + (100 + 1)  # the same number for all is given back as it is
 
 
 def test_merge_call_with_no_strategy_calls_at_once():
@@ -254,7 +268,9 @@ def boom():
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("failing", ["first", "last"])
-def test_a_failure_reaches_the_caller_with_its_traceback_and_the_next_run_works(strategy_of, n, failing):
+def test_a_failure_reaches_the_caller_with_its_traceback_and_the_next_run_works(
+    strategy_of, n, failing
+):
     strategy = strategy_of(n)
     who = 0 if failing == "first" else n - 1
 
@@ -340,7 +356,7 @@ def test_a_failure_while_others_wait_ends_within_a_second(strategy_of):
     started = time.monotonic()
     with pytest.raises(Boom):
         strategy.run(fn)
-    assert time.monotonic() - started < 20      # no deadline was waited for; bench/ measures the time
+    assert time.monotonic() - started < 20  # no deadline was waited for; bench/ measures the time
 
 
 def test_a_replica_that_hangs_after_a_failure_is_abandoned_named_and_replaced():
@@ -354,8 +370,10 @@ def test_a_replica_that_hangs_after_a_failure_is_abandoned_named_and_replaced():
 
         with pytest.raises(Boom) as caught:
             strategy.run(fn)
-        assert any("replica 0" in note and "abandoned" in note and "release.wait" in note
-                   for note in caught.value.__notes__)
+        assert any(
+            "replica 0" in note and "abandoned" in note and "release.wait" in note
+            for note in caught.value.__notes__
+        )
         assert strategy.run(lambda: replica().replica_id).values == (0, 1)
         release.set()
         assert strategy.run(lambda: replica().replica_id).values == (0, 1)
@@ -442,7 +460,11 @@ def test_a_missing_replica_is_reported_then_an_error_with_its_stack(caplog):
             strategy.run(fn)
         text = str(caught.value)
         assert isinstance(caught.value, TimeoutError)
-        assert "for replica 1" in text and "hangs_here" in text and "replica 0 waits in its merge_call number 1" in text
+        assert (
+            "for replica 1" in text
+            and "hangs_here" in text
+            and "replica 0 waits in its merge_call number 1" in text
+        )
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "replica 1" in caplog.text
         release.set()
@@ -464,21 +486,27 @@ def test_a_long_merge_function_and_long_work_without_meetings_are_no_hang():
 
 def program(text):
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(text)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-@pytest.mark.parametrize("where", [
-    "replica().merge_call(lambda s: None) if replica().replica_id else forever()",     # one waits, one computes
-    "replica().merge_call(lambda s: forever())",                                        # a merge function
-    "replica().merge_call(lambda s: s.run(forever))",                                   # a nested run
-])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "replica().merge_call(lambda s: None) if replica().replica_id else forever()",  # one waits, one computes
+        "replica().merge_call(lambda s: forever())",  # a merge function
+        "replica().merge_call(lambda s: s.run(forever))",  # a nested run
+    ],
+)
 def test_ctrl_c_ends_everything(where):
     process = program(f"""
         import os, threading, minidist as md
         replica = md.get_replica_context
         def forever():
-            os.write(1, b"ready\n")
+            os.write(1, b"ready\\n")
             threading.Event().wait()
         md.Strategy("cpu*2").run(lambda: {where})
     """)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
 import minidist
@@ -56,7 +58,9 @@ class Flags:
 
     model: str = flag("Selection", "lenet", choice(*MODELS), "the network to train")
     data_name: str = flag(
-        "Selection", "digits", choice(*SOURCES),
+        "Selection",
+        "digits",
+        choice(*SOURCES),
         "the data set; all but digits are made up unless --data_dir is given",
     )
     data_dir: str | None = flag(
@@ -66,7 +70,9 @@ class Flags:
     num_devices: int = flag("Selection", 2, whole(1, 1024), "devices, each a replica", "num_gpus")
     device: str = flag("Selection", "cpu", choice("cpu"), "the kind of device")
     data_format: str = flag(
-        "Selection", "NHWC", choice("NHWC", "NCHW"),
+        "Selection",
+        "NHWC",
+        choice("NHWC", "NCHW"),
         "order in which images are handed over; NCHW is transposed once",
     )
 
@@ -74,7 +80,9 @@ class Flags:
         "Length", None, whole(1), "steps to train and measure, in place of --num_epochs"
     )
     num_epochs: float | None = flag(
-        "Length", None, POSITIVE,
+        "Length",
+        None,
+        POSITIVE,
         f"passes over the training part; {EPOCHS:g} when neither this nor --num_batches is given",
     )
     num_warmup_batches: int = flag(
@@ -88,16 +96,22 @@ class Flags:
     )
 
     variable_update: str = flag(
-        "Distribution", "replicated", choice(*POLICIES),
+        "Distribution",
+        "replicated",
+        choice(*POLICIES),
         "the policy that keeps the copies of a variable in step",
     )
     local_parameter_device: str = flag(
-        "Distribution", "cpu", choice(*PARAMETER_DEVICES),
+        "Distribution",
+        "cpu",
+        choice(*PARAMETER_DEVICES),
         "where parameter_server keeps each variable: on the host, or on the least loaded of the "
         "devices (device and gpu mean the same)",
     )
     gradient_scale: str = flag(
-        "Distribution", "mean", choice(*GRADIENT_SCALES),
+        "Distribution",
+        "mean",
+        choice(*GRADIENT_SCALES),
         "mean over replicas under every policy, or the ancestors' mixture of sums and means",
     )
     concurrent: bool = flag(
@@ -106,7 +120,9 @@ class Flags:
 
     optimizer: str = flag("Optimisation", "momentum", choice(*LEARNING_RATES), "the update rule")
     init_learning_rate: float | None = flag(
-        "Optimisation", None, NOT_NEGATIVE,
+        "Optimisation",
+        None,
+        NOT_NEGATIVE,
         "the learning rate, by default "
         + ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items()),
     )
@@ -125,12 +141,17 @@ class Flags:
         "Optimisation", 4e-5, NOT_NEGATIVE, "this times the weight is added to each gradient"
     )
     tf_random_seed: int = flag(
-        "Optimisation", 1234, whole(0, 2**64 - 1),
-        "decides initial weights, order of examples, dropout and made-up images", "seed",
+        "Optimisation",
+        1234,
+        whole(0, 2**64 - 1),
+        "decides initial weights, order of examples, dropout and made-up images",
+        "seed",
     )
 
     loss_type_to_report: str = flag(
-        "Output", "total_loss", choice("total_loss", "base_loss"),
+        "Output",
+        "total_loss",
+        choice("total_loss", "base_loss"),
         "the loss in the rows: with the weight decay's share, or without",
     )
     json: str | None = flag("Output", None, OUTPUT_FILE, "write all results to this file")
@@ -150,6 +171,13 @@ class Flags:
             )
         if schedule is None and self.init_learning_rate is None:
             object.__setattr__(self, "init_learning_rate", LEARNING_RATES[self.optimizer])
+
+    def steps(self, batches_per_epoch: int) -> int:
+        """Return how many steps are measured: those of the last epoch, begun, are all done."""
+        if self.num_batches is not None:
+            return self.num_batches
+        # As the decimal fraction that was given: 1.1 epochs of 10 batches are 11 steps, not 12.
+        return math.ceil(Fraction(str(self.num_epochs)) * batches_per_epoch)
 
     def learning_rate(self, epoch: float) -> float:
         """Return the learning rate after `epoch` epochs, which may be a fraction."""
@@ -220,11 +248,12 @@ def _parser() -> argparse.ArgumentParser:
         if item.default is not None:
             words += f" [{str(item.default).lower() if kind is BOOLEAN else item.default}]"
         if kind is BOOLEAN:
+            group.add_argument(f"--{item.name}", nargs="?", const="true", metavar="X", help=words)
             group.add_argument(
-                f"--{item.name}", nargs="?", const="true", metavar="X", help=words
-            )
-            group.add_argument(
-                f"--no{item.name}", dest=item.name, action="store_const", const="false",
+                f"--no{item.name}",
+                dest=item.name,
+                action="store_const",
+                const="false",
                 help=argparse.SUPPRESS,
             )
             continue

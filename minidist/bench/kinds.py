@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from minidist.bench.schedule import FORM, Schedule
+from minidist.errors import UsageError
+
+MANY = 10**9  # steps or examples: more than anyone can wait for or hold
 
 
 @dataclass(frozen=True)
@@ -30,17 +34,16 @@ def choice(*names: str) -> Kind:
     return Kind(parse, f"{', '.join(most)} or {last}" if most else last)
 
 
-def whole(least: int, most: int | None = None) -> Kind:
+def whole(least: int, most: int = MANY) -> Kind:
     """A whole number in a range."""
 
     def parse(text: str) -> int:
         number = int(text)
-        if number < least or (most is not None and number > most):
+        if not least <= number <= most:
             raise ValueError(text)
         return number
 
-    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-    return Kind(parse, f"a whole number {limits}")
+    return Kind(parse, f"a whole number from {least} to {most}")
 
 
 def real(allowed: str, accepts: Callable[[float], bool]) -> Kind:
@@ -71,6 +74,12 @@ def _output_file(text: str) -> str:
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
         raise ValueError(text)
+    if path.is_file() or not path.exists():
+        try:  # now, and not after the training
+            with tempfile.TemporaryFile(dir=path.resolve().parent):
+                pass
+        except OSError as error:
+            raise UsageError(f"{text!r} cannot be written: {error.strerror or error}") from None
     return text
 
 

@@ -37,7 +37,6 @@ class Progress:
             progress.TextColumn("step"),
             progress.MofNCompleteColumn(),
             progress.BarColumn(bar_width=None),
-            progress.TextColumn("{task.description}"),
             progress.TimeRemainingColumn(),
             console=Console(file=self._stream),
             auto_refresh=False,
@@ -46,15 +45,13 @@ class Progress:
         self._bar.add_task("", total=self._total)
         self._bar.start()
 
-    def update(self, step: int, text: str = "") -> None:
-        """Say that `step` steps are done, with a few words beside the bar."""
+    def update(self, step: int) -> None:
+        """Say that `step` steps are done."""
         if self._bar is None:
             return
         now = time.monotonic()
         draw = now - self._drawn >= REDRAW_SECONDS or step == self._total
-        self._bar.update(
-            self._bar.task_ids[0], completed=step, description=text, refresh=draw
-        )
+        self._bar.update(self._bar.task_ids[0], completed=step, refresh=draw)
         if draw:
             self._drawn = now
 
@@ -63,7 +60,10 @@ class Progress:
         if self._bar is None:
             print(text, file=self._stream, flush=True)
         else:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            from rich.segment import Segment, Segments
+
+            # As text, rich would turn its tabs into spaces.
+            self._bar.console.print(Segments([Segment(text)], new_lines=True), soft_wrap=True)
 
     def stop(self) -> None:
         """Take the bar away; later rows are plain lines."""

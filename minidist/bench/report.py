@@ -175,10 +175,11 @@ def write(path: str | os.PathLike[str], results: Mapping[str, Any]) -> None:
     or a terminal is written to as it is.
     """
     text = json.dumps(_finite(results), indent=2, allow_nan=False) + "\n"
-    target = Path(path).resolve()
+    target = Path(path)
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return
+    target = target.resolve()  # a link stays, and its target is replaced
     beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         beside.write_text(text, encoding="utf-8")

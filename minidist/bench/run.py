@@ -1,8 +1,7 @@
-"""One run of the benchmark: data, model and strategy from the flags, then warm-up, steps, accuracy."""
+"""One run of the benchmark: header, model, warm-up, measured steps, accuracy, JSON."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from minidist import context, data, models, ops, optim
 from minidist.bench import report
 from minidist.bench.flags import Flags
 from minidist.bench.progress import Progress
+from minidist.errors import MinidistError, UsageError
 from minidist.nn import Layer
 from minidist.strategy import Strategy
 from minidist.tensor import Tensor
@@ -35,31 +35,47 @@ def main(flags: Flags) -> None:
     Raises UsageError for flags that do not go together with the data, DataError for data files
     that cannot be read, NonFiniteError for a loss that is not a number.
     """
+    seed = flags.tf_random_seed
     global_batch = flags.batch_size * flags.num_devices
-    dataset = data.load(
-        flags.data_name, flags.data_dir, examples=max(512, global_batch), seed=flags.tf_random_seed
-    )
-    batches = data.Batches(_ordered(dataset.train, flags), global_batch, seed=flags.tf_random_seed)
-    context.seed(flags.tf_random_seed)
+    dataset = data.load(flags.data_name, flags.data_dir, examples=max(512, global_batch), seed=seed)
+    if global_batch > len(dataset.train):
+        raise UsageError(
+            f"--batch_size={flags.batch_size} times --num_devices={flags.num_devices} is a batch "
+            f"of {global_batch} examples, but {dataset.name} has only {len(dataset.train)} to "
+            "train on: make one of the two smaller"
+        )
+    batches = data.Batches(_ordered(dataset.train, flags), global_batch, seed=seed)
+    total = flags.steps(batches.batches_per_epoch)
+    context.seed(seed)
     with Strategy(
-        f"{flags.device}*{flags.num_devices}", flags.variable_update, concurrent=flags.concurrent,
-        gradient_scale=flags.gradient_scale, local_parameter_device=flags.local_parameter_device,
+        f"{flags.device}*{flags.num_devices}",
+        flags.variable_update,
+        concurrent=flags.concurrent,
+        gradient_scale=flags.gradient_scale,
+        local_parameter_device=flags.local_parameter_device,
     ) as strategy:
+        devices = [device.short for device in strategy.devices]
+        epochs = total / batches.batches_per_epoch
+        print("\n".join(report.header(flags, dataset, devices, total, epochs)))
         print("Generating training model")
         with strategy.scope():
-            model = models.build(flags.model, dataset.image_shape, dataset.classes)
-            if flags.data_format == "NCHW":
-                model = _ChannelsFirst(model)
-        run = _Run(flags, dataset, strategy, model, optimizer(flags), batches)
-        run.train()
+            model: Layer = models.build(flags.model, dataset.image_shape, dataset.classes)
+        if flags.data_format == "NCHW":
+            model = _ChannelsFirst(model)
+        feed = iter(strategy.distribute_dataset(batches))
+        run = _Run(flags, strategy, model, optimizer(flags), feed, batches.batches_per_epoch)
+        run.warm_up()
+        run.measure(total)
         accuracy = None
         if not dataset.synthetic and not flags.forward_only:
             size = min(global_batch, len(dataset.test))
-            test = _ordered(dataset.test, flags)
-            accuracy = evaluate(strategy, model, data.Batches(test, size, seed=0, shuffle=False, epochs=1))
+            test = data.Batches(
+                _ordered(dataset.test, flags), size, seed=seed, shuffle=False, epochs=1
+            )
+            accuracy = evaluate(strategy, model, test)
             print(report.accuracy_line(accuracy))
         if flags.json is not None:
-            report.write(flags.json, run.document(accuracy))
+            _write(flags.json, run.document(accuracy))
 
 
 def optimizer(flags: Flags) -> optim.Optimizer:
@@ -71,7 +87,10 @@ def optimizer(flags: Flags) -> optim.Optimizer:
         return optim.Momentum(rate, flags.momentum, flags.nesterov, weight_decay=decay)
     if flags.optimizer == "rmsprop":
         return optim.RMSProp(
-            rate, flags.rmsprop_decay, flags.rmsprop_momentum, flags.rmsprop_epsilon,
+            rate,
+            flags.rmsprop_decay,
+            flags.rmsprop_momentum,
+            flags.rmsprop_epsilon,
             weight_decay=decay,
         )
     return optim.Adam(
@@ -81,75 +100,68 @@ def optimizer(flags: Flags) -> optim.Optimizer:
 
 @dataclass
 class _Run:
-    """What one run is made of, and what it has measured."""
+    """The steps of one run, and what has been measured of them.
+
+    Steps of the warm-up train as all do; they are only not measured, counted or shown.
+    """
 
     flags: Flags
-    dataset: data.Dataset
     strategy: Strategy
     model: Layer
     optimizer: optim.Optimizer
-    batches: data.Batches
+    feed: Iterator[Any]
+    batches_per_epoch: int
     steps: list[report.Step] = field(default_factory=list)
     images: list[int] = field(default_factory=list)
     elapsed: float = 0.0
 
-    def train(self) -> None:
-        """Warm up, then do the measured steps, printing rows as the ancestor does."""
-        flags = self.flags
-        per_epoch = self.batches.batches_per_epoch
-        if flags.num_batches is not None:
-            total = flags.num_batches
-        else:
-            total = math.ceil((flags.num_epochs or 0) * per_epoch)
-        names = [device.short for device in self.strategy.devices]
-        print("\n".join(report.header(flags, self.dataset, names, total, total / per_epoch)))
-
+    def warm_up(self) -> None:
+        """Do the steps that are not counted."""
         print("Running warm up", flush=True)
-        feed = iter(self.strategy.distribute_dataset(self.batches))
-        for step in range(flags.num_warmup_batches):
-            self._step(step / per_epoch, next(feed), accuracy=False)
+        for step in range(self.flags.num_warmup_batches):
+            self._step(step)
         print("Done warm up")
+
+    def measure(self, total: int) -> None:
+        """Do the steps that are counted, and print their rows."""
+        flags = self.flags
         print(report.columns(flags.loss_type_to_report, flags.print_training_accuracy))
         started = time.perf_counter()
         with Progress(total) as progress:
             for step in range(1, total + 1):
-                self._measured_step(step, total, feed, progress)
+                shown = step == 1 or step % flags.display_every == 0 or step == total
+                # The share of the weights that the step starts from. It is work for the report
+                # only: outside the measured seconds, and not done where nobody reads it.
+                weights = self._weights_loss() if shown or flags.json is not None else 0.0
+                began = time.perf_counter()
+                results = self._step(flags.num_warmup_batches + step - 1)
+                seconds = time.perf_counter() - began
+                loss = mean_loss(results) + weights
+                self.images.append(sum(result.examples for result in results))
+                self.steps.append(report.Step(step, loss, seconds))
+                progress.update(step)
+                if shown:
+                    accuracy = Accuracy.of(results) if flags.print_training_accuracy else None
+                    progress.row(report.row(step, self._speed(), loss, accuracy))
         self.elapsed = time.perf_counter() - started
         print("\n".join(report.closing(self._total_images_per_sec())))
 
-    def _measured_step(
-        self, step: int, total: int, feed: Iterator[Any], progress: Progress
-    ) -> None:
-        flags = self.flags
-        shown = step == 1 or step % flags.display_every == 0 or step == total
-        # The weights' share of the loss is that of the weights the step starts from. It is only
-        # reported, so it is not measured, and computed where somebody will read it.
-        weights = self._weights_loss() if shown or flags.json is not None else 0.0
-        started = time.perf_counter()
-        epoch = (flags.num_warmup_batches + step - 1) / self.batches.batches_per_epoch
-        results = self._step(epoch, next(feed), accuracy=flags.print_training_accuracy)
-        seconds = time.perf_counter() - started
-        loss = mean_loss(results) + weights
-        self.images.append(sum(result.examples for result in results))
-        self.steps.append(report.Step(step, loss, seconds))
-        progress.update(step, f"loss {loss:.3f}")
-        if shown:
-            accuracy = None
-            if flags.print_training_accuracy:
-                accuracy = Accuracy.of(results)
-            progress.row(report.row(step, self._speed(), loss, accuracy))
-
-    def _step(self, epoch: float, batch: Any, *, accuracy: bool) -> list[StepResult]:
-        """Do one step on all replicas."""
-        images, labels = batch
+    def _step(self, before: int) -> tuple[StepResult, ...]:
+        """Do one step on all replicas, after `before` others; return what each reports."""
+        images, labels = next(self.feed)
         if self.flags.forward_only:
-            return list(self.strategy.local_results(
-                self.strategy.run(forward_step, self.model, images, labels)
-            ))
-        self.optimizer.lr = self.flags.learning_rate(epoch)
-        return list(self.strategy.local_results(self.strategy.run(
-            train_step, self.model, self.optimizer, images, labels, accuracy=accuracy
-        )))
+            results = self.strategy.run(forward_step, self.model, images, labels)
+        else:
+            self.optimizer.lr = self.flags.learning_rate(before / self.batches_per_epoch)
+            results = self.strategy.run(
+                train_step,
+                self.model,
+                self.optimizer,
+                images,
+                labels,
+                accuracy=self.flags.print_training_accuracy,
+            )
+        return self.strategy.local_results(results)
 
     def _weights_loss(self) -> float:
         decay = self.flags.weight_decay
@@ -198,3 +210,12 @@ def _ordered(examples: data.Examples, flags: Flags) -> data.Examples:
         return examples
     images = np.ascontiguousarray(examples.images.transpose(0, 3, 1, 2))
     return data.Examples(images, examples.labels)
+
+
+def _write(path: str, document: dict[str, Any]) -> None:
+    try:
+        report.write(path, document)
+    except OSError as error:
+        raise MinidistError(
+            f"--json={path}: the results could not be written: {error.strerror or error}"
+        ) from error

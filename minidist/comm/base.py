@@ -20,7 +20,12 @@ class Communicator(ABC):
     """Moves rows of arrays between the devices of one strategy."""
 
     def reduce(
-        self, sources: Sequence[Row], destination: Row, weights: Sequence[float] | None = None, *, threads: int
+        self,
+        sources: Sequence[Row],
+        destination: Row,
+        weights: Sequence[float] | None = None,
+        *,
+        threads: int,
     ) -> None:
         """Put the sum over the replicas, in replica order, into one row.
 
@@ -30,7 +35,11 @@ class Communicator(ABC):
         self.all_reduce(sources, [destination], weights, threads=threads)
 
     def all_reduce(
-        self, sources: Sequence[Row], destinations: Sequence[Row], weights: Sequence[float] | None = None, *,
+        self,
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
+        weights: Sequence[float] | None = None,
+        *,
         threads: int,
     ) -> None:
         """Put the same sum into several rows, one on each device that wants it."""
@@ -39,7 +48,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def _sum(
-        self, sources: Sequence[Row], destinations: Sequence[Row], weights: Sequence[float] | None, threads: int
+        self,
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
+        weights: Sequence[float] | None,
+        threads: int,
     ) -> None: ...
 
 

@@ -24,6 +24,10 @@ class LocalCommunicator(Communicator):
         self._ops = device.ops
 
     def _sum(
-        self, sources: Sequence[Row], destinations: Sequence[Row], weights: Sequence[float] | None, threads: int
+        self,
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
+        weights: Sequence[float] | None,
+        threads: int,
     ) -> None:
         self._ops.sum(destinations, sources, weights=weights, threads=threads)

@@ -54,9 +54,7 @@ class Dataset:
         return height, width, channels
 
 
-def scale_pixels(
-    pixels: NDArray[np.uint8], out: NDArray[np.float32], brightest: int = 255
-) -> None:
+def scale_pixels(pixels: NDArray[np.uint8], out: NDArray[np.float32], brightest: int = 255) -> None:
     """Write pixels 0..brightest, scaled to -1..1, into `out` of the same shape."""
     np.divide(pixels, np.float32(brightest / 2), out=out)
     out -= 1

@@ -71,13 +71,17 @@ def devices(spec: str | Iterable[str | Device]) -> list[Device]:
     if not found:
         raise UsageError("no devices were given; write for example md.devices('cpu*2')")
     if len(set(found)) < len(found):
-        raise UsageError(f"a device is named twice in {spec!r}; each replica needs a device of its own")
+        raise UsageError(
+            f"a device is named twice in {spec!r}; each replica needs a device of its own"
+        )
     return found
 
 
 def _parse(spec: str) -> list[Device]:
     text = spec.strip()
-    match = re.fullmatch(r"(?P<kind>[A-Za-z]+)(?:\*(?P<count>\d+)|:(?P<list>\d+(?:\s*,\s*\d+)*))?", text)
+    match = re.fullmatch(
+        r"(?P<kind>[A-Za-z]+)(?:\*(?P<count>\d+)|:(?P<list>\d+(?:\s*,\s*\d+)*))?", text
+    )
     if match is None:
         return [get(part) for part in text.split(",")]
     if match["count"] is not None:

@@ -23,8 +23,8 @@ from minidist.errors import HangError, UsageError
 if TYPE_CHECKING:
     from minidist.device.ops import Ops
 
-Array = Any                 # what this kind of device calls an array: numpy.ndarray, cupy.ndarray
-ALIGNMENT = 64              # bytes; a cache line, and the widest vector of any x86-64
+Array = Any  # what this kind of device calls an array: numpy.ndarray, cupy.ndarray
+ALIGNMENT = 64  # bytes; a cache line, and the widest vector of any x86-64
 STREAMS = ("compute", "copy", "communication")
 
 
@@ -86,7 +86,9 @@ class Lease:
     def release(self, after: Sequence[Event] = ()) -> None:
         """Give the buffer back, to be used again once all `after` (its readers' events) are done."""
         if self._pool is None:
-            raise UsageError("a lease was released twice: its buffer may already be somebody else's")
+            raise UsageError(
+                "a lease was released twice: its buffer may already be somebody else's"
+            )
         pool, self._pool = self._pool, None
         pool.give_back(self.array, tuple(after))
         self.array = None
@@ -98,7 +100,9 @@ class _Pool:
     def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array]) -> None:
         self._allocate = allocate
         self._lock = threading.Lock()
-        self._free: dict[tuple[tuple[int, ...], np.dtype[Any]], list[tuple[Array, tuple[Event, ...]]]] = {}
+        self._free: dict[
+            tuple[tuple[int, ...], np.dtype[Any]], list[tuple[Array, tuple[Event, ...]]]
+        ] = {}
 
     def lease(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Lease:
         with self._lock:
@@ -185,8 +189,9 @@ class Device(ABC):
             self._end_stream(stream)
         self._pool.clear()
 
+    @abstractmethod
     def _end_stream(self, stream: Stream) -> None:
-        """Free what `stream` holds beyond memory."""
+        """Free what `stream`, which has nothing left to do, holds beyond memory."""
 
     def __repr__(self) -> str:
         return f"<Device {self.name}>"

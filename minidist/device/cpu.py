@@ -144,7 +144,7 @@ class _ThreadStream(Stream):
         while True:
             done += 1
             self._given.wait(done)
-            if not self._queue:      # the fence was lifted: nothing will come any more
+            if not self._queue:  # the fence was lifted: nothing will come any more
                 return
             work = self._queue.popleft()
             if self._failure is None:
@@ -152,5 +152,5 @@ class _ThreadStream(Stream):
                     work()
                 except BaseException as failure:
                     self._failure = failure
-            del work                 # what it refers to may be freed before the next piece comes
+            del work  # what it refers to may be freed before the next piece comes
             self.finished.advance()

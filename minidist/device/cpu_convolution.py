@@ -21,7 +21,7 @@ from minidist.device.base import Array
 from minidist.device.ops import Shape, Window
 from minidist.kernels import layer
 
-_BLOCK_BYTES = 1 << 20      # of columns at a time: they stay in a core's second-level cache
+_BLOCK_BYTES = 1 << 20  # of columns at a time: they stay in a core's second-level cache
 
 
 def convolve(x: Array, w: Array, window: Window) -> Array:

@@ -16,6 +16,7 @@ from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_
 from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
 from minidist.kernels import layer, reduce, update
 
+_BLOCK_ROWS = 256  # rows of a matrix that are summed in one go
 _RELATIONS = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal}
 
 
@@ -182,7 +183,13 @@ class CpuOps(Ops):
         return y
 
     def normalize_backward(
-        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, epsilon: float,
+        self,
+        dy: Array,
+        x: Array,
+        mean: Array,
+        variance: Array,
+        scale: Array,
+        epsilon: float,
         moments: bool,
     ) -> tuple[Array, Array, Array]:
         # With x̂ = (x − μ)/σ: doffset = Σ dy, dscale = Σ dy·x̂, and
@@ -222,45 +229,112 @@ class CpuOps(Ops):
     # -- variables -----------------------------------------------------------------------------
 
     def sgd(
-        self, weights: Tensors, gradients: Tensors, *, lr: float, scale: float,
-        weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        *,
+        lr: float,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         update.sgd(
             weights, gradients, lr=lr, scale=scale, weight_decay=weight_decay, threads=threads
         )
 
     def momentum(
-        self, weights: Tensors, gradients: Tensors, momenta: Tensors, *, lr: float,
-        momentum: float, nesterov: bool, scale: float, weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        momenta: Tensors,
+        *,
+        lr: float,
+        momentum: float,
+        nesterov: bool,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         update.momentum(
-            weights, gradients, momenta, lr=lr, momentum=momentum, nesterov=nesterov, scale=scale,
-            weight_decay=weight_decay, threads=threads,
+            weights,
+            gradients,
+            momenta,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            scale=scale,
+            weight_decay=weight_decay,
+            threads=threads,
         )
 
     def rmsprop(
-        self, weights: Tensors, gradients: Tensors, squares: Tensors, momenta: Tensors, *,
-        lr: float, decay: float, momentum: float, epsilon: float, scale: float,
-        weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        squares: Tensors,
+        momenta: Tensors,
+        *,
+        lr: float,
+        decay: float,
+        momentum: float,
+        epsilon: float,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         update.rmsprop(
-            weights, gradients, squares, momenta, lr=lr, decay=decay, momentum=momentum,
-            epsilon=epsilon, scale=scale, weight_decay=weight_decay, threads=threads,
+            weights,
+            gradients,
+            squares,
+            momenta,
+            lr=lr,
+            decay=decay,
+            momentum=momentum,
+            epsilon=epsilon,
+            scale=scale,
+            weight_decay=weight_decay,
+            threads=threads,
         )
 
     def adam(
-        self, weights: Tensors, gradients: Tensors, firsts: Tensors, seconds: Tensors, *,
-        lr: float, beta1: float, beta2: float, epsilon: float, step: int, scale: float,
-        weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        firsts: Tensors,
+        seconds: Tensors,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         update.adam(
-            weights, gradients, firsts, seconds, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon,
-            step=step, scale=scale, weight_decay=weight_decay, threads=threads,
+            weights,
+            gradients,
+            firsts,
+            seconds,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            step=step,
+            scale=scale,
+            weight_decay=weight_decay,
+            threads=threads,
         )
 
     def sum(
-        self, destinations: Sequence[Tensors], sources: Sequence[Tensors], *,
-        weights: Sequence[float] | None = None, scale: float = 1.0, threads: int = 1,
+        self,
+        destinations: Sequence[Tensors],
+        sources: Sequence[Tensors],
+        *,
+        weights: Sequence[float] | None = None,
+        scale: float = 1.0,
+        threads: int = 1,
     ) -> None:
         reduce.sum(destinations, sources, weights=weights, scale=scale, threads=threads)
 
@@ -271,8 +345,15 @@ class CpuOps(Ops):
 def _column_sums(a: Array) -> Array:
     """Sum [..., k] over all axes but the last.
 
-    A product with ones runs at the memory's speed and sums in blocks, so it rounds less than
-    NumPy's row by row.
+    A product with ones runs at the memory's speed; NumPy's own sum is three times as slow. Rows
+    are summed in blocks and then the blocks, since rounding errors grow with the length of a sum.
     """
-    rows = prod(a.shape[:-1])
-    return np.asarray(np.ones(rows, a.dtype) @ a.reshape(rows, a.shape[-1]))
+    rows, columns = prod(a.shape[:-1]), a.shape[-1]
+    matrix = a.reshape(rows, columns)
+    whole = rows - rows % _BLOCK_ROWS
+    ones = np.ones(_BLOCK_ROWS, a.dtype)
+    rest = ones[: rows - whole] @ matrix[whole:]
+    if not whole:
+        return rest
+    blocks = ones @ matrix[:whole].reshape(-1, _BLOCK_ROWS, columns)
+    return rest + np.ones(len(blocks), a.dtype) @ blocks

@@ -21,7 +21,7 @@ from minidist.device.base import Array
 
 Shape = tuple[int, ...]
 Axis = tuple[int, ...]
-Words = tuple[int, ...]          # 32-bit words of a Philox key (2) or counter (3)
+Words = tuple[int, ...]  # 32-bit words of a Philox key (2) or counter (3)
 Tensors = Sequence[Array]
 
 
@@ -30,9 +30,9 @@ class Window(NamedTuple):
 
     size: tuple[int, int]
     strides: tuple[int, int]
-    before: tuple[int, int]      # rows above and columns left of the image that count as padding
+    before: tuple[int, int]  # rows above and columns left of the image that count as padding
     after: tuple[int, int]
-    output: tuple[int, int]      # how many windows
+    output: tuple[int, int]  # how many windows
 
     @property
     def position(self) -> tuple[int, int, int, int, int, int]:
@@ -196,7 +196,13 @@ class Ops(ABC):
 
     @abstractmethod
     def normalize_backward(
-        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, epsilon: float,
+        self,
+        dy: Array,
+        x: Array,
+        mean: Array,
+        variance: Array,
+        scale: Array,
+        epsilon: float,
         moments: bool,
     ) -> tuple[Array, Array, Array]:
         """Gradients of normalize's (x, scale, offset).
@@ -222,38 +228,79 @@ class Ops(ABC):
 
     @abstractmethod
     def sgd(
-        self, weights: Tensors, gradients: Tensors, *, lr: float, scale: float,
-        weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        *,
+        lr: float,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         """w −= lr·g', where here and below g' = g·scale + weight_decay·w."""
 
     @abstractmethod
     def momentum(
-        self, weights: Tensors, gradients: Tensors, momenta: Tensors, *, lr: float,
-        momentum: float, nesterov: bool, scale: float, weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        momenta: Tensors,
+        *,
+        lr: float,
+        momentum: float,
+        nesterov: bool,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         """m = μ·m + g'; w −= lr·m, with Nesterov w −= lr·(g' + μ·m)."""
 
     @abstractmethod
     def rmsprop(
-        self, weights: Tensors, gradients: Tensors, squares: Tensors, momenta: Tensors, *,
-        lr: float, decay: float, momentum: float, epsilon: float, scale: float,
-        weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        squares: Tensors,
+        momenta: Tensors,
+        *,
+        lr: float,
+        decay: float,
+        momentum: float,
+        epsilon: float,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         """s = ρ·s + (1−ρ)·g'²; m = μ·m + lr·g'/√(s + ε); w −= m."""
 
     @abstractmethod
     def adam(
-        self, weights: Tensors, gradients: Tensors, firsts: Tensors, seconds: Tensors, *,
-        lr: float, beta1: float, beta2: float, epsilon: float, step: int, scale: float,
-        weight_decay: Sequence[float], threads: int,
+        self,
+        weights: Tensors,
+        gradients: Tensors,
+        firsts: Tensors,
+        seconds: Tensors,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        scale: float,
+        weight_decay: Sequence[float],
+        threads: int,
     ) -> None:
         """Algorithm 1 of Kingma and Ba, `step` counted from 1."""
 
     @abstractmethod
     def sum(
-        self, destinations: Sequence[Tensors], sources: Sequence[Tensors], *,
-        weights: Sequence[float] | None = None, scale: float = 1.0, threads: int = 1,
+        self,
+        destinations: Sequence[Tensors],
+        sources: Sequence[Tensors],
+        *,
+        weights: Sequence[float] | None = None,
+        scale: float = 1.0,
+        threads: int = 1,
     ) -> None:
         """destinations[d][t] = ((w0·s0[t] + w1·s1[t]) + …)·scale, in the order of the sources.
 

@@ -10,15 +10,18 @@ def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
     Each pooling halves height and width, which must be at least 4.
     """
-    return nn.Sequential([
-        nn.Conv2D(32, 5, kernel_initializer=nn.he_normal()),
-        nn.ReLU(),
-        nn.MaxPool(2),
-        nn.Conv2D(64, 5, kernel_initializer=nn.he_normal()),
-        nn.ReLU(),
-        nn.MaxPool(2),
-        nn.Flatten(),
-        nn.Dense(512, kernel_initializer=nn.he_normal()),
-        nn.ReLU(),
-        nn.Dense(classes),
-    ], name="lenet")
+    return nn.Sequential(
+        [
+            nn.Conv2D(32, 5, kernel_initializer=nn.he_normal()),
+            nn.ReLU(),
+            nn.MaxPool(2),
+            nn.Conv2D(64, 5, kernel_initializer=nn.he_normal()),
+            nn.ReLU(),
+            nn.MaxPool(2),
+            nn.Flatten(),
+            nn.Dense(512, kernel_initializer=nn.he_normal()),
+            nn.ReLU(),
+            nn.Dense(classes),
+        ],
+        name="lenet",
+    )

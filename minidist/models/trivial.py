@@ -13,11 +13,14 @@ def trivial(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     The single unit often starts dead (its ReLU gives 0 for all images) and then stays so: this
     model is for measuring, not for learning.
     """
-    return nn.Sequential([
-        nn.Flatten(),
-        nn.Dense(1, kernel_initializer=nn.truncated_normal((2 / prod(input_shape)) ** 0.5)),
-        nn.ReLU(),
-        nn.Dense(4096, kernel_initializer=nn.truncated_normal(2 ** 0.5)),
-        nn.ReLU(),
-        nn.Dense(classes, kernel_initializer=nn.truncated_normal(4096 ** -0.5)),
-    ], name="trivial")
+    return nn.Sequential(
+        [
+            nn.Flatten(),
+            nn.Dense(1, kernel_initializer=nn.truncated_normal((2 / prod(input_shape)) ** 0.5)),
+            nn.ReLU(),
+            nn.Dense(4096, kernel_initializer=nn.truncated_normal(2**0.5)),
+            nn.ReLU(),
+            nn.Dense(classes, kernel_initializer=nn.truncated_normal(4096**-0.5)),
+        ],
+        name="trivial",
+    )

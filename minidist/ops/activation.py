@@ -31,7 +31,8 @@ def dropout(x: TensorLike, rate: float, key: Words, counter: Words) -> Tensor:
     x = floats("dropout", x)
     ops = x.device.ops
     return record(
-        ops.dropout(x.array, rate, key, counter), (x,),
+        ops.dropout(x.array, rate, key, counter),
+        (x,),
         lambda dy, _: (ops.dropout(dy, rate, key, counter),),
     )
 

@@ -21,7 +21,7 @@ def constant(value: TensorLike, dtype: Any = None) -> Tensor:
     """Return a copy of `value` on this thread's device.
 
     Python floats, alone or nested in lists, become float32, integers int64; what NumPy made keeps
-    its dtype unless `dtype` is given. Nothing remembers where the value came from: it has no gradient.
+    its dtype unless `dtype` is given. The result is no function of `value` to a tape.
     """
     if isinstance(value, Tensor) or hasattr(value, "read"):
         value = as_tensor(value).numpy()

@@ -19,7 +19,8 @@ def add(a: TensorLike, b: TensorLike) -> Tensor:
     a, b = _broadcastable("add", a, b)
     ops = a.device.ops
     return record(
-        ops.add(a.array, b.array), (a, b),
+        ops.add(a.array, b.array),
+        (a, b),
         lambda dy, needs: (
             _fold(ops, dy, a.shape) if needs[0] else None,
             _fold(ops, dy, b.shape) if needs[1] else None,
@@ -32,7 +33,8 @@ def subtract(a: TensorLike, b: TensorLike) -> Tensor:
     a, b = _broadcastable("subtract", a, b)
     ops = a.device.ops
     return record(
-        ops.subtract(a.array, b.array), (a, b),
+        ops.subtract(a.array, b.array),
+        (a, b),
         lambda dy, needs: (
             _fold(ops, dy, a.shape) if needs[0] else None,
             ops.negative(_fold(ops, dy, b.shape)) if needs[1] else None,
@@ -45,7 +47,8 @@ def multiply(a: TensorLike, b: TensorLike) -> Tensor:
     a, b = _broadcastable("multiply", a, b)
     ops = a.device.ops
     return record(
-        ops.multiply(a.array, b.array), (a, b),
+        ops.multiply(a.array, b.array),
+        (a, b),
         lambda dy, needs: (
             _fold(ops, ops.multiply(dy, b.array), a.shape) if needs[0] else None,
             _fold(ops, ops.multiply(dy, a.array), b.shape) if needs[1] else None,
@@ -103,7 +106,8 @@ def square(x: TensorLike) -> Tensor:
     x = floats("square", x)
     ops = x.device.ops
     return record(
-        ops.multiply(x.array, x.array), (x,),
+        ops.multiply(x.array, x.array),
+        (x,),
         lambda dy, _: (ops.multiply(dy, ops.add(x.array, x.array)),),
     )
 
@@ -118,7 +122,7 @@ def power(x: TensorLike, exponent: float) -> Tensor:
     ops, p = x.device.ops, float(exponent)
 
     def backward(dy: Array, _: Any) -> tuple[Array]:
-        if p == 0:      # p·x^(p−1) would be 0·∞ at x = 0
+        if p == 0:  # p·x^(p−1) would be 0·∞ at x = 0
             return (ops.full(x.shape, 0, x.dtype),)
         slope = ops.multiply(ops.power(x.array, p - 1), ops.full((), p, x.dtype))
         return (ops.multiply(dy, slope),)
@@ -164,7 +168,5 @@ def _fold(ops: Ops, dy: Array, shape: Shape) -> Array:
     if dy.shape == shape:
         return dy
     lead = dy.ndim - len(shape)
-    axes = tuple(
-        i for i, length in enumerate(dy.shape) if i < lead or shape[i - lead] != length
-    )
+    axes = tuple(i for i, length in enumerate(dy.shape) if i < lead or shape[i - lead] != length)
     return ops.reshape(ops.reduce_sum(dy, axes, False), shape)

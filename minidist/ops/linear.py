@@ -21,7 +21,8 @@ def matmul(a: TensorLike, b: TensorLike) -> Tensor:
         )
     ops = a.device.ops
     return record(
-        ops.matmul(a.array, b.array), (a, b),
+        ops.matmul(a.array, b.array),
+        (a, b),
         lambda dy, needs: (
             ops.matmul(dy, b.array, transpose_b=True) if needs[0] else None,
             ops.matmul(a.array, dy, transpose_a=True) if needs[1] else None,
@@ -61,7 +62,8 @@ def bias_add(x: TensorLike, bias: TensorLike) -> Tensor:
     ops = x.device.ops
     axes = tuple(range(x.ndim - 1))
     return record(
-        ops.add(x.array, bias.array), (x, bias),
+        ops.add(x.array, bias.array),
+        (x, bias),
         lambda dy, needs: (
             dy if needs[0] else None,
             ops.reduce_sum(dy, axes, False) if needs[1] else None,

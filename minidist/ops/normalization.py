@@ -31,12 +31,18 @@ def batch_norm(
 
     y = ops.normalize(x.array, mean, variance, scale.array, offset.array, epsilon)
     return (
-        record(y, (x, scale, offset), backward), Tensor(mean, x.device), Tensor(variance, x.device)
+        record(y, (x, scale, offset), backward),
+        Tensor(mean, x.device),
+        Tensor(variance, x.device),
     )
 
 
 def batch_norm_inference(
-    x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike,
+    x: TensorLike,
+    scale: TensorLike,
+    offset: TensorLike,
+    mean: TensorLike,
+    variance: TensorLike,
     epsilon: float = 1e-5,
 ) -> Tensor:
     """Normalise by given moments, [c] each, which carry no gradient: [..., c] -> [..., c]."""

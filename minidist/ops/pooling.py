@@ -33,7 +33,8 @@ def average_pool(
     x, where = _pooled("average_pool", x, size, strides, padding)
     ops = x.device.ops
     return record(
-        ops.average_pool(x.array, where), (x,),
+        ops.average_pool(x.array, where),
+        (x,),
         lambda dy, _: (ops.average_pool_backward(dy, x.shape, where),),
     )
 

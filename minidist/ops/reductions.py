@@ -48,7 +48,8 @@ def l2_loss(w: TensorLike) -> Tensor:
     axes = tuple(range(w.ndim))
     total = ops.reduce_sum(ops.multiply(w.array, w.array), axes, False)
     return record(
-        ops.divide(total, ops.full((), 2, w.dtype)), (w,),
+        ops.divide(total, ops.full((), 2, w.dtype)),
+        (w,),
         lambda dy, _: (ops.multiply(w.array, dy),),
     )
 

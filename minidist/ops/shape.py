@@ -27,9 +27,7 @@ def reshape(x: TensorLike, shape: Sequence[int]) -> Tensor:
             f"reshape: shapes {x.shape} and {tuple(shape)} do not hold the same number of elements"
         )
     ops = x.device.ops
-    return record(
-        ops.reshape(x.array, wanted), (x,), lambda dy, _: (ops.reshape(dy, x.shape),)
-    )
+    return record(ops.reshape(x.array, wanted), (x,), lambda dy, _: (ops.reshape(dy, x.shape),))
 
 
 def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
@@ -40,9 +38,7 @@ def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
         raise ShapeError(f"transpose: axes {order} are no order of the axes of shape {x.shape}")
     inverse = tuple(order.index(i) for i in range(x.ndim))
     ops = x.device.ops
-    return record(
-        ops.transpose(x.array, order), (x,), lambda dy, _: (ops.transpose(dy, inverse),)
-    )
+    return record(ops.transpose(x.array, order), (x,), lambda dy, _: (ops.transpose(dy, inverse),))
 
 
 def take(x: TensorLike, index: Any) -> Tensor:
@@ -57,9 +53,7 @@ def take(x: TensorLike, index: Any) -> Tensor:
                 f"... are known"
             )
     ops = x.device.ops
-    return record(
-        ops.take(x.array, index), (x,), lambda dy, _: (ops.put(dy, index, x.shape),)
-    )
+    return record(ops.take(x.array, index), (x,), lambda dy, _: (ops.put(dy, index, x.shape),))
 
 
 def cast(x: TensorLike, dtype: Any) -> Tensor:

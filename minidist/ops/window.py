@@ -19,9 +19,7 @@ Pair = int | Sequence[int]
 Padding = str | Sequence[Sequence[int]]
 
 
-def window(
-    operation: str, shape: Shape, size: Pair, strides: Pair, padding: Padding
-) -> Window:
+def window(operation: str, shape: Shape, size: Pair, strides: Pair, padding: Padding) -> Window:
     """Return where windows of `size` lie on images of `shape` (..., height, width, channels).
 
     Raises ShapeError naming the operation where no window fits, UsageError for bad options.

@@ -19,12 +19,12 @@ from minidist.device import Device
 from minidist.errors import UsageError
 from minidist.variable_mgr.apply import EveryReplicaApplies, OnceApplies
 from minidist.variable_mgr.combine import AllReduce, MeanAtVariable, Nothing
-from minidist.variable_mgr.manager import VariableMgr
+from minidist.variable_mgr.manager import VariableMgr, as_array
 from minidist.variable_mgr.place import EveryReplica, LeastLoaded, OnHost
 from minidist.variable_mgr.read import ReadFetched, ReadOwn
 from minidist.variable_mgr.start import FromFirst, OwnValues
 
-__all__ = ["POLICIES", "PolicyOptions", "VariableMgr", "make"]
+__all__ = ["POLICIES", "PolicyOptions", "VariableMgr", "as_array", "make"]
 
 GRADIENT_SCALES = ("mean", "original")
 PARAMETER_DEVICES = ("cpu", "device", "gpu")
@@ -51,8 +51,13 @@ class PolicyOptions:
 def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
     """Every replica trains a model of its own."""
     return VariableMgr(
-        "independent", tuple(devices),
-        place=EveryReplica(devices), read=ReadOwn, combine=Nothing(), apply=EveryReplicaApplies(), start=OwnValues(),
+        "independent",
+        tuple(devices),
+        place=EveryReplica(devices),
+        read=ReadOwn,
+        combine=Nothing(),
+        apply=EveryReplicaApplies(),
+        start=OwnValues(),
     )
 
 
@@ -61,8 +66,13 @@ def parameter_server(devices: Sequence[Device], options: PolicyOptions) -> Varia
     place = OnHost(devices) if options.local_parameter_device == "cpu" else LeastLoaded(devices)
     combine = MeanAtVariable(LocalCommunicator(devices[0]), original=_original(options, "mean"))
     return VariableMgr(
-        "parameter_server", tuple(devices),
-        place=place, read=ReadFetched, combine=combine, apply=OnceApplies(), start=FromFirst(),
+        "parameter_server",
+        tuple(devices),
+        place=place,
+        read=ReadFetched,
+        combine=combine,
+        apply=OnceApplies(),
+        start=FromFirst(),
     )
 
 
@@ -70,8 +80,13 @@ def replicated(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr
     """A copy with every replica; gradients are all-reduced, and every replica applies them to its own."""
     combine = AllReduce(LocalCommunicator(devices[0]), original=_original(options, "sum"))
     return VariableMgr(
-        "replicated", tuple(devices),
-        place=EveryReplica(devices), read=ReadOwn, combine=combine, apply=EveryReplicaApplies(), start=FromFirst(),
+        "replicated",
+        tuple(devices),
+        place=EveryReplica(devices),
+        read=ReadOwn,
+        combine=combine,
+        apply=EveryReplicaApplies(),
+        start=FromFirst(),
     )
 
 

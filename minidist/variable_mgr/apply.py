@@ -16,7 +16,9 @@ class Apply(Protocol):
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
         """Do what is done once, while all replicas wait."""
 
-    def in_replica(self, optimizer: Optimizer, combined: Combined, replica: int, threads: int) -> None:
+    def in_replica(
+        self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
+    ) -> None:
         """Do what each replica does on its own thread after the meeting."""
 
 
@@ -26,9 +28,15 @@ class EveryReplicaApplies:
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
         pass
 
-    def in_replica(self, optimizer: Optimizer, combined: Combined, replica: int, threads: int) -> None:
+    def in_replica(
+        self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
+    ) -> None:
         optimizer.update(
-            replica, combined.group.copies[replica], combined.rows[replica], scale=combined.scale, threads=threads
+            replica,
+            combined.group.copies[replica],
+            combined.rows[replica],
+            scale=combined.scale,
+            threads=threads,
         )
 
 
@@ -36,8 +44,11 @@ class OnceApplies:
     """In the meeting the one copy of each variable is updated, before any replica reads it again."""
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
-        optimizer.update(0, combined.group.copies[0], combined.rows[0], scale=combined.scale, threads=threads)
+        optimizer.update(
+            0, combined.group.copies[0], combined.rows[0], scale=combined.scale, threads=threads
+        )
 
-    def in_replica(self, optimizer: Optimizer, combined: Combined, replica: int, threads: int) -> None:
+    def in_replica(
+        self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
+    ) -> None:
         pass
-

@@ -16,13 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minidist.comm import Communicator
 from minidist.device import Array, Device
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.kernels.reduce import offsets
 from minidist.variable import Variable
+
+if TYPE_CHECKING:
+    from minidist.optim import Optimizer
 
 
 class Group:
@@ -35,7 +38,9 @@ class Group:
     def __init__(self, variables: Sequence[Variable]) -> None:
         self.variables = tuple(variables)
         self.places = len(variables[0].copies)
-        self.copies = [tuple(variable.copies[place] for variable in variables) for place in range(self.places)]
+        self.copies = [
+            tuple(variable.copies[place] for variable in variables) for place in range(self.places)
+        ]
         self._rows: list[list[Array]] | None = None
 
     @property
@@ -61,11 +66,15 @@ class Group:
 
 @dataclass(slots=True)
 class Contribution:
-    """What one replica brings: a gradient for each variable of the group (None: unused), and a count."""
+    """What one replica brings: a gradient for each variable of the group (None: unused).
+
+    `count` is how many examples are behind them, None where the replica does not say.
+    """
 
     group: Group
     gradients: list[Array | None]
     count: int | None
+    optimizer: Optimizer
 
 
 @dataclass(slots=True)
@@ -78,9 +87,14 @@ class Combined:
 
 
 class Nothing:
-    """Replicas keep their gradients: no meeting."""
+    """Replicas keep their own gradients: no meeting."""
 
-    meets = False
+    def combine(self, contribution: Contribution) -> Combined | None:
+        """Return the replica's own gradients, or None where it has no example."""
+        if contribution.count == 0:
+            return None
+        row = _filled(contribution)
+        return Combined(contribution.group, [row] * contribution.group.places, 1.0)
 
 
 class MeetingOfAll:
@@ -88,8 +102,6 @@ class MeetingOfAll:
 
     `original` keeps the ancestors' factor and their disregard of counts: 1 (a sum), or 1/n.
     """
-
-    meets = True
 
     def __init__(self, communicator: Communicator, *, original: str | None) -> None:
         self._communicator = communicator
@@ -107,16 +119,16 @@ class MeetingOfAll:
 
     def _weights(self, counts: Sequence[int | None]) -> tuple[list[float] | None, float | None]:
         n = len(counts)
+        known = [count for count in counts if count is not None]
+        if known and len(known) < n:
+            raise UsageError(
+                f"some replicas gave a count and some did not: {list(counts)}; pass it in all or in none"
+            )
+        if known and sum(known) == 0:
+            return None, None
         if self._original is not None:
             return None, 1.0 if self._original == "sum" else 1.0 / n
-        known = [count for count in counts if count is not None]
-        if not known:
-            return None, 1.0 / n
-        if len(known) < n:
-            raise UsageError(f"some replicas gave a count and some did not: {list(counts)}; pass it in all or in none")
-        if sum(known) == 0:
-            return None, None
-        if len(set(known)) == 1:
+        if len(set(known)) <= 1:
             return None, 1.0 / n
         return [float(count) for count in known], 1.0 / sum(known)
 
@@ -130,9 +142,15 @@ class AllReduce(MeetingOfAll):
 
 
 def check_same(contributions: Sequence[Contribution]) -> None:
-    """Raise MergeMismatchError where the replicas bring gradients for different variables."""
-    group = contributions[0].group
+    """Raise MergeMismatchError where replicas come with different variables or optimizers."""
+    group, optimizer = contributions[0].group, contributions[0].optimizer
     for replica, contribution in enumerate(contributions):
+        if contribution.optimizer is not optimizer:
+            raise MergeMismatchError(
+                f"replicas 0 and {replica} apply gradients with different optimizers, "
+                f"{optimizer!r} and {contribution.optimizer!r}; make one outside run and let all "
+                "replicas use it"
+            )
         if contribution.group is not group:
             raise MergeMismatchError(
                 f"replicas 0 and {replica} apply gradients to different variables: {_some(group)} and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,16 @@ from minidist.threads import cores
 from minidist.values import local_results
 from minidist.variable import Copy, Reader, Variable
 from minidist.variable_mgr.apply import Apply
-from minidist.variable_mgr.combine import Combined, Contribution, Group, MeetingOfAll, Nothing, check_same
+from minidist.variable_mgr.combine import (
+    Combined,
+    Contribution,
+    Group,
+    MeetingOfAll,
+    Nothing,
+    check_same,
+)
 from minidist.variable_mgr.place import Place
-from minidist.variable_mgr.start import Start
+from minidist.variable_mgr.start import Initial, Start
 
 if TYPE_CHECKING:
     from minidist.context import ReplicaContext
@@ -47,46 +54,63 @@ class VariableMgr:
 
     # --- variables
 
-    def create(self, strategy: Any, initial_value: Any, *, name: str, dtype: Any, **options: Any) -> Variable:
-        """Return a new variable with its copies in place. Runs once, in cross-replica context."""
-        function = initial_value if callable(initial_value) else lambda: initial_value
-        values = [_array(value, dtype) for value in self.start.values(function, len(self.devices))]
+    def create(
+        self, strategy: Any, initial: Sequence[Initial], *, name: str, dtype: Any, **options: Any
+    ) -> Variable:
+        """Return a new variable with its copies in place. Runs once, in cross-replica context.
+
+        `initial` has a function for each replica that gives its initial value.
+        """
+        values = [as_array(value, dtype) for value in self.start.values(initial)]
         copies = [
-            Copy(name if i == 0 else f"{name}/replica_{i}", device.copy_in(values[i]), device, options["decays"])
+            Copy(
+                name if i == 0 else f"{name}/replica_{i}",
+                device.copy_in(values[i]),
+                device,
+                options["decays"],
+            )
             for i, device in enumerate(self.place.devices(values[0].nbytes))
         ]
-        return variables_module.make(copies, self.read(copies, self.devices), strategy, name=name, **options)
+        return variables_module.make(
+            copies, self.read(copies, self.devices), strategy, name=name, **options
+        )
 
     # --- gradients
 
     def apply_gradients(
-        self, replica: ReplicaContext, optimizer: Optimizer, gradients: Sequence[Array | None],
-        variables: Sequence[Variable], count: int | None,
+        self,
+        replica: ReplicaContext,
+        optimizer: Optimizer,
+        gradients: Sequence[Array | None],
+        variables: Sequence[Variable],
+        count: int | None,
     ) -> None:
         """Bring one replica's gradients: combine them with the others', update the variables.
 
         Called by every replica on its own thread. When it returns, the replica computes with the
         new values.
         """
-        contribution = Contribution(self._group(variables), gradients, count)
+        contribution = Contribution(self._group(variables), list(gradients), count, optimizer)
         combined: Combined | None
-        if isinstance(self.combine, Nothing):
-            (alone,) = self._without_unused([contribution])
-            combined = Combined(alone.group, [alone.gradients] * alone.group.places, 1.0)
+        if isinstance(self.combine, MeetingOfAll):
+            combined = replica.merge_call(_meet, self, contribution)
         else:
-            combined = replica.merge_call(_meet, self, optimizer, contribution)
+            (contribution,) = self._without_unused([contribution])
+            combined = self.combine.combine(contribution)
         if combined is not None:
-            self.apply.in_replica(optimizer, combined, replica.replica_id, max(1, cores() // len(self.devices)))
+            self.apply.in_replica(
+                optimizer, combined, replica.replica_id, max(1, cores() // len(self.devices))
+            )
 
-    def _meet(self, optimizer: Optimizer, contributions: Sequence[Contribution]) -> Combined | None:
-        """Combine, in the meeting, what all replicas have brought."""
+    def meet(self, contributions: Sequence[Contribution]) -> Combined | None:
+        """Combine, in the meeting, what all replicas have brought, and apply what is applied there."""
         assert isinstance(self.combine, MeetingOfAll)
         check_same(contributions)
         contributions = self._without_unused(contributions)
         threads = cores() if len(self.devices) > 1 else 1
         combined = self.combine.combine(contributions, threads)
         if combined is not None:
-            self.apply.in_meeting(optimizer, combined, threads)
+            self.apply.in_meeting(contributions[0].optimizer, combined, threads)
         return combined
 
     def _without_unused(self, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
@@ -96,11 +120,14 @@ class VariableMgr:
         if len(used) == len(contributions[0].gradients):
             return contributions
         if not used:
-            raise UsageError("no replica has a gradient for any of the variables; is the loss computed from them?")
+            raise UsageError(
+                "no replica has a gradient for any of the variables; is the loss computed from them?"
+            )
         return [
-            Contribution(
-                self._group([contribution.group.variables[i] for i in used]),
-                [contribution.gradients[i] for i in used], contribution.count,
+            replace(
+                contribution,
+                group=self._group([contribution.group.variables[i] for i in used]),
+                gradients=[contribution.gradients[i] for i in used],
             )
             for contribution in contributions
         ]
@@ -110,13 +137,11 @@ class VariableMgr:
         return self._groups.get(key) or self._groups.setdefault(key, Group(key))
 
 
-def _meet(strategy: Any, manager: Any, optimizer: Any, contributions: Any) -> Combined | None:
-    optimizers = local_results(optimizer)
-    result: Combined | None = manager._meet(optimizers[0], local_results(contributions))
-    return result
+def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined | None:
+    return manager.meet(local_results(contributions))
 
 
-def _array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """Return an initial value as an array of the host: float32 unless it, or the caller, says otherwise."""
     if isinstance(value, Variable):
         value = value.read()

@@ -30,7 +30,7 @@ class ReadFetched(Reader):
         (self._copy,) = copies
         self._devices = devices
         self._fetched: list[Tensor | None] = [None] * len(devices)
-        self._of: list[tuple[int, int]] = [(-1, -1)] * len(devices)     # step and version
+        self._of: list[tuple[int, int]] = [(-1, -1)] * len(devices)  # step and version
 
     def read(self, replica: int, step: int) -> Tensor:
         copy, device = self._copy, self._devices[replica]

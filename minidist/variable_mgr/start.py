@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minidist import context
+
+Initial = Callable[[], Any]
 
 
 class Start(Protocol):
     """Answers what each copy of a new variable holds."""
 
-    def values(self, initial_value: Callable[[], Any], copies: int) -> list[Any]:
-        """Return one value for each copy, calling `initial_value` in the context of its replica."""
+    def values(self, initial: Sequence[Initial]) -> list[Any]:
+        """Return a value for each replica, from functions that give each replica's initial value."""
 
 
 class FromFirst:
     """Replica 0's value, copied to all."""
 
-    def values(self, initial_value: Callable[[], Any], copies: int) -> list[Any]:
-        return [_as_replica(0, initial_value)] * copies
+    def values(self, initial: Sequence[Initial]) -> list[Any]:
+        return [_as_replica(0, initial[0])] * len(initial)
 
 
 class OwnValues:
-    """Every replica starts from random numbers of its own."""
+    """Every replica starts from its own value, random ones from random numbers of its own."""
 
-    def values(self, initial_value: Callable[[], Any], copies: int) -> list[Any]:
+    def values(self, initial: Sequence[Initial]) -> list[Any]:
         draws = dict(context.frame().draws)
-        values = [_as_replica(0, initial_value)]
-        for replica in range(1, copies):
-            with context.entered(draws=dict(draws)):       # the same draw, of another replica
-                values.append(_as_replica(replica, initial_value))
+        values = [_as_replica(0, initial[0])]
+        for replica in range(1, len(initial)):
+            with context.entered(draws=dict(draws)):  # the same draw, of another replica
+                values.append(_as_replica(replica, initial[replica]))
         return values
 
 
-def _as_replica(replica: int, initial_value: Callable[[], Any]) -> Any:
+def _as_replica(replica: int, initial: Initial) -> Any:
     with context.entered(replica_id=replica):
-        return initial_value()
+        return initial()

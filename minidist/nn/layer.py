@@ -1,0 +1,102 @@
+"""Layer: what all kinds of layers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist import ops, random
+from minidist.device.ops import Shape
+from minidist.errors import ContextError, ShapeError
+from minidist.initializers import Initializer
+from minidist.tensor import Tensor
+from minidist.variable import Variable, create
+
+# Of each layer: its variables draw their initial values from streams of their own.
+STREAMS = 4
+
+
+class Layer:
+    """One step of a model. `_build` and `_call` are what a kind of layer fills in.
+
+    `name` is unique in the model; `number`, counted through the whole model, is what random draws
+    are keyed by. `variables` are in order of creation, named "<layer>/<variable>".
+    """
+
+    kind = "layer"
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or self.kind
+        self.named = name is not None
+        self.number = 0
+        self.variables: list[Variable] = []
+        self.input_shape: Shape | None = None
+        self.output_shape: Shape | None = None
+
+    @property
+    def trainable_variables(self) -> list[Variable]:
+        return [variable for variable in self.variables if variable.trainable]
+
+    def build(self, input_shape: Sequence[int], dtype: Any = "float32") -> Shape:
+        """Make the variables for examples of a shape (without the batch); return the output's.
+
+        Raises ShapeError naming the layer if it cannot take such examples.
+        """
+        if self.input_shape is not None:
+            raise ContextError(f"layer {self.name!r} is built already, for {self.input_shape}")
+        shape = tuple(int(length) for length in input_shape)
+        try:
+            self.output_shape = self._build(shape, dtype)
+        except ShapeError as error:
+            raise ShapeError(
+                f"layer {self.name!r}, for examples of shape {shape}: {error}"
+            ) from None
+        self.input_shape = shape
+        return self.output_shape
+
+    def __call__(self, x: ops.TensorLike, training: bool = False) -> Tensor:
+        """Compute on a batch [n, *input_shape] -> [n, *output_shape]."""
+        x = ops.as_tensor(x)
+        if self.input_shape is None:
+            raise ContextError(
+                f"layer {self.name!r} is not built; call build({x.shape[1:]}) of the model first, "
+                f"in the scope of the strategy"
+            )
+        if x.shape[1:] != self.input_shape or not x.shape:
+            raise ShapeError(
+                f"layer {self.name!r} is built for examples of shape {self.input_shape} and cannot "
+                f"take a batch of shape {x.shape}"
+            )
+        return self._call(x, training)
+
+    def place(self, number: int) -> int:
+        """Take a number in the model; return the next one that is free."""
+        self.number = number
+        return number + 1
+
+    def _build(self, shape: Shape, dtype: Any) -> Shape:
+        return shape
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        raise NotImplementedError
+
+    def _variable(
+        self, name: str, shape: Shape, dtype: Any, initializer: Initializer, trainable: bool = True
+    ) -> Variable:
+        draw = self.number * STREAMS + len(self.variables)
+        variable = create(
+            # Called for each copy that starts on its own, on the replica whose copy it is.
+            lambda: initializer(shape, dtype, random.stream(draw)),
+            name=f"{self.name}/{name}",
+            dtype=dtype,
+            trainable=trainable,
+        )
+        self.variables.append(variable)
+        return variable
+
+
+def image(shape: Shape) -> Shape:
+    """Return the shape of an example if it is [height, width, channels], else raise ShapeError."""
+    if len(shape) != 3:
+        raise ShapeError("examples must be images [height, width, channels]")
+    return shape

@@ -1,0 +1,53 @@
+"""Batch normalisation with moving averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidist import ops
+from minidist.device.ops import Shape
+from minidist.errors import ShapeError
+from minidist.initializers import ones, zeros
+from minidist.moving_average import assign_moving_averages
+from minidist.nn.layer import Layer
+from minidist.tensor import Tensor
+
+
+class BatchNorm(Layer):
+    """Normalise each channel (the last axis): by the batch in training, else by moving averages.
+
+    The averages follow v = momentum·v + (1 − momentum)·(the batch's), variance biased, as the mean
+    over replicas weighted by their counts; so training needs all replicas to call the layer.
+    """
+
+    kind = "batch_norm"
+
+    def __init__(
+        self, *, momentum: float = 0.9, epsilon: float = 1e-5, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.momentum = momentum
+        self.epsilon = epsilon
+
+    def _build(self, shape: Shape, dtype: Any) -> Shape:
+        if not shape:
+            raise ShapeError("batch_norm: examples need a last axis to normalise along")
+        size = shape[-1:]
+        self.gamma = self._variable("gamma", size, dtype, ones())
+        self.beta = self._variable("beta", size, dtype, zeros())
+        self.moving_mean = self._variable("moving_mean", size, dtype, zeros(), trainable=False)
+        self.moving_variance = self._variable(
+            "moving_variance", size, dtype, ones(), trainable=False
+        )
+        return shape
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        if not training:
+            return ops.batch_norm_inference(
+                x, self.gamma, self.beta, self.moving_mean, self.moving_variance, self.epsilon
+            )
+        y, mean, variance = ops.batch_norm(x, self.gamma, self.beta, self.epsilon)
+        assign_moving_averages(
+            [self.moving_mean, self.moving_variance], [mean, variance], self.momentum, x.shape[0]
+        )
+        return y

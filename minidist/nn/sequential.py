@@ -1,0 +1,71 @@
+"""Sequential: layers one after another, each with a name and a number of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist import context
+from minidist.device.ops import Shape
+from minidist.errors import UsageError
+from minidist.nn.layer import Layer
+from minidist.tensor import Tensor
+
+
+class Sequential(Layer):
+    """Layers one after another; may itself be a layer of another Sequential.
+
+    Layers without a name get that of their kind: conv, conv_1, …. In another Sequential its name
+    stands before its variables': "block_1/conv/kernel".
+    """
+
+    kind = "sequential"
+
+    def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
+        super().__init__(name)
+        self.layers = list(layers)
+        self.nested = False
+        given = [layer.name for layer in self.layers if layer.named]
+        if len(set(given)) < len(given) or len(set(self.layers)) < len(self.layers):
+            raise UsageError(
+                f"a layer or a name stands twice in {self.name!r} (names given: {given}); make a "
+                f"layer for each place and give each its own name, or none"
+            )
+        taken = set(given)
+        for layer in self.layers:
+            if not layer.named:
+                layer.name = _unused(layer.kind, taken)
+                taken.add(layer.name)
+            if isinstance(layer, Sequential):
+                layer.nested = True
+        self.place(0)
+
+    def place(self, number: int) -> int:
+        for layer in self.layers:
+            number = layer.place(number)
+        return number
+
+    def _build(self, shape: Shape, dtype: Any) -> Shape:
+        if self.nested:
+            with context.name_scope(self.name):
+                return self._build_layers(shape, dtype)
+        return self._build_layers(shape, dtype)
+
+    def _build_layers(self, shape: Shape, dtype: Any) -> Shape:
+        for layer in self.layers:
+            shape = layer.build(shape, dtype)
+            self.variables.extend(layer.variables)
+        return shape
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, training)
+        return x
+
+
+def _unused(kind: str, taken: set[str]) -> str:
+    name, n = kind, 0
+    while name in taken:
+        n += 1
+        name = f"{kind}_{n}"
+    return name

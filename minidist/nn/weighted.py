@@ -1,0 +1,89 @@
+"""Layers that multiply by a kernel and add a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidist import ops
+from minidist.device.ops import Shape
+from minidist.errors import ShapeError
+from minidist.initializers import Initializer, glorot_uniform, zeros
+from minidist.nn.layer import Layer, image
+from minidist.ops.window import Padding, Pair, window
+from minidist.tensor import Tensor
+
+
+class Dense(Layer):
+    """x @ kernel + bias: [n, k] -> [n, units]."""
+
+    kind = "dense"
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        use_bias: bool = True,
+        kernel_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.units = units
+        self.use_bias = use_bias
+        self.kernel_initializer = kernel_initializer or glorot_uniform()
+        self.bias_initializer = bias_initializer or zeros()
+
+    def _build(self, shape: Shape, dtype: Any) -> Shape:
+        if len(shape) != 1:
+            raise ShapeError("dense: examples must be of rank 1; put a Flatten before")
+        self.kernel = self._variable(
+            "kernel", (shape[0], self.units), dtype, self.kernel_initializer
+        )
+        if self.use_bias:
+            self.bias = self._variable("bias", (self.units,), dtype, self.bias_initializer)
+        return (self.units,)
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        if self.use_bias:
+            return ops.dense(x, self.kernel, self.bias)
+        return ops.matmul(x, self.kernel)
+
+
+class Conv2D(Layer):
+    """conv2d(x, kernel) + bias: [n, h, w, c] -> [n, oh, ow, filters]."""
+
+    kind = "conv"
+
+    def __init__(
+        self,
+        filters: int,
+        size: Pair,
+        *,
+        strides: Pair = 1,
+        padding: Padding = "SAME",
+        use_bias: bool = True,
+        kernel_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.filters = filters
+        self.size = size
+        self.strides = strides
+        self.padding = padding
+        self.use_bias = use_bias
+        self.kernel_initializer = kernel_initializer or glorot_uniform()
+        self.bias_initializer = bias_initializer or zeros()
+
+    def _build(self, shape: Shape, dtype: Any) -> Shape:
+        where = window("conv2d", image(shape), self.size, self.strides, self.padding)
+        self.kernel = self._variable(
+            "kernel", (*where.size, shape[2], self.filters), dtype, self.kernel_initializer
+        )
+        if self.use_bias:
+            self.bias = self._variable("bias", (self.filters,), dtype, self.bias_initializer)
+        return (*where.output, self.filters)
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        y = ops.conv2d(x, self.kernel, self.strides, self.padding)
+        return ops.bias_add(y, self.bias) if self.use_bias else y

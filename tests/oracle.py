@@ -1,0 +1,178 @@
+"""The variable policies as plain sequential loops over NumPy arrays, written from their formulas alone.
+
+Nothing of minidist is used here. Every constant is rounded once to the element type (what is known
+of it in advance, such as 1 - beta or 1/n, before it is rounded), and every step of the arithmetic is
+then done in that type, one operation after another; so results can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+INDEPENDENT, SHARED = "independent", "shared"
+
+# Each rule: (weights, gradient, slots, number of the step from 1, constants, rounding) -> new weights.
+# `slots` is a dict of arrays that the rule keeps and replaces.
+
+
+def sgd(w, g, slots, step, c, r):
+    return w - r(c["lr"]) * g
+
+
+def momentum(w, g, slots, step, c, r):
+    m = r(c["momentum"]) * slots.get("m", np.zeros_like(w)) + g
+    slots["m"] = m
+    return w - r(c["lr"]) * m
+
+
+def nesterov(w, g, slots, step, c, r):
+    m = r(c["momentum"]) * slots.get("m", np.zeros_like(w)) + g
+    slots["m"] = m
+    return w - r(c["lr"]) * (g + r(c["momentum"]) * m)
+
+
+def rmsprop(w, g, slots, step, c, r):
+    s = r(c["decay"]) * slots.get("s", np.ones_like(w)) + r(1 - c["decay"]) * (g * g)
+    m = r(c["momentum"]) * slots.get("m", np.zeros_like(w)) + r(c["lr"]) * g / np.sqrt(s + r(c["epsilon"]))
+    slots["s"], slots["m"] = s, m
+    return w - m
+
+
+def adam(w, g, slots, step, c, r):
+    m = r(c["beta1"]) * slots.get("m", np.zeros_like(w)) + r(1 - c["beta1"]) * g
+    v = r(c["beta2"]) * slots.get("v", np.zeros_like(w)) + r(1 - c["beta2"]) * (g * g)
+    slots["m"], slots["v"] = m, v
+    m_hat = m / r(1 - c["beta1"] ** step)
+    v_hat = v / r(1 - c["beta2"] ** step)
+    return w - r(c["lr"]) * m_hat / (np.sqrt(v_hat) + r(c["epsilon"]))
+
+
+RULES = {"sgd": sgd, "momentum": momentum, "nesterov": nesterov, "rmsprop": rmsprop, "adam": adam}
+
+
+def mean(gradients, counts, r):
+    """Return the mean over replicas, in replica order, of one variable's gradients.
+
+    The sum is in replica order, and is then multiplied by what the mean divides by. With counts
+    that differ each replica weighs as much as it has examples.
+    """
+    if counts is None or len(set(counts)) == 1:
+        weighted, divisor = gradients, len(gradients)
+    else:
+        weighted, divisor = [r(c) * g for c, g in zip(counts, gradients, strict=True)], sum(counts)
+    return total(weighted) * r(1 / divisor)
+
+
+def total(gradients):
+    """Return the sum over replicas in their order."""
+    result = gradients[0]
+    for gradient in gradients[1:]:
+        result = result + gradient
+    return result
+
+
+class Oracle:
+    """Training under a policy, as one loop: `weights[replica][i]` after each `step`.
+
+    kind: INDEPENDENT, where each replica goes its own way, or SHARED: all other synchronous
+    policies, which differ in who does the arithmetic but not in the arithmetic.
+    starts: the first weights of each replica. decays: for each variable, whether weight decay applies.
+    """
+
+    def __init__(self, kind, rule, starts, *, weight_decay=0.0, decays=None, combine=mean, **constants):
+        self.kind = kind
+        self.rule = RULES[rule]
+        self.combine = combine
+        self.constants = constants
+        self.weight_decay = weight_decay
+        self.decays = decays or [True] * len(starts[0])
+        self.weights = [[np.array(w) for w in start] for start in starts]
+        if kind == SHARED:
+            self.weights = [self.weights[0]] * len(starts)
+        self.slots = [[{} for _ in start] for start in starts]
+        self.iterations = 0
+
+    def step(self, gradients, counts=None):
+        """Apply `gradients[replica][i]`; None where a replica did not use a variable."""
+        self.iterations += 1
+        if self.kind == INDEPENDENT:
+            self.weights = [
+                self._apply(weights, slots, own)
+                for weights, slots, own in zip(self.weights, self.slots, gradients, strict=True)
+            ]
+            return
+        merged = [self._merge(i, [own[i] for own in gradients], counts) for i in range(len(gradients[0]))]
+        self.weights = [self._apply(self.weights[0], self.slots[0], merged)] * len(self.weights)
+
+    def _merge(self, i, gradients, counts):
+        if all(gradient is None for gradient in gradients):
+            return None
+        like = self.weights[0][i]
+        filled = [np.zeros_like(like) if gradient is None else gradient for gradient in gradients]
+        return self.combine(filled, counts, like.dtype.type)
+
+    def _apply(self, weights, slots, gradients):
+        result = []
+        for i, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            if g is not None:
+                r = w.dtype.type
+                if self.weight_decay and self.decays[i]:
+                    g = g + r(self.weight_decay) * w
+                w = np.asarray(self.rule(w, g, slots[i], self.iterations, self.constants, r))
+            result.append(w)
+        return result
+
+
+class TwoLayers:
+    """logits = gain * (square(x @ a + b) @ c + d), softmax cross-entropy: its gradient by hand.
+
+    Smooth everywhere, so rounding cannot push an example over a kink.
+    """
+
+    shapes = ((7, 5), (5,), (5, 3), (3,), ())          # a, b, c, d, gain
+    features, classes = 7, 3
+
+    @classmethod
+    def start(cls, rng, dtype):
+        return [np.asarray(rng.normal(0.5, 0.3, shape), dtype) for shape in cls.shapes]
+
+    @staticmethod
+    def gradients(weights, x, labels):
+        """Return the gradients of the mean loss over the examples; zeros where there are none."""
+        a, b, c, d, gain = weights
+        if not len(x):
+            return [np.zeros_like(w) for w in weights]
+        z = x @ a + b
+        h = z * z
+        u = h @ c + d
+        logits = gain * u
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p = p / p.sum(axis=1, keepdims=True)
+        p[np.arange(len(x)), labels] -= 1
+        dlogits = p / p.dtype.type(len(x))
+        du = gain * dlogits
+        dz = 2 * z * (du @ c.T)
+        return [x.T @ dz, dz.sum(axis=0), h.T @ du, du.sum(axis=0), (dlogits * u).sum()]
+
+    @staticmethod
+    def loss(weights, x, labels):
+        a, b, c, d, gain = weights
+        logits = gain * (np.square(x @ a + b) @ c + d)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(x)), labels]
+        return losses.mean() if len(x) else 0.0
+
+
+def split(count, n):
+    """Return how many of `count` examples each of n replicas gets: as even as can be, larger first."""
+    return [count // n + (i < count % n) for i in range(n)]
+
+
+def relative_norm(results, expected):
+    """Return |results - expected| / |expected| over lists of arrays, in float64."""
+    difference = math.sqrt(sum(
+        float(np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2)) for a, b in zip(results, expected, strict=True)
+    ))
+    return difference / math.sqrt(sum(float(np.sum(np.asarray(b, float) ** 2)) for b in expected))

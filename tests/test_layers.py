@@ -1,0 +1,128 @@
+"""The floors of the house: a module imports only lower ones, and nothing imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minidist
+
+ROOT = Path(minidist.__file__).parent
+
+# From the ground up; the names on one line are one floor.
+FLOORS = [
+    ["errors", "threads"],
+    ["kernels"],
+    ["device"],
+    ["tensor", "tape", "ops", "values", "context", "replica", "comm", "random", "initializers"],
+    ["variable", "moving_average"],
+    ["nn", "optim", "models"],
+    ["variable_mgr"],
+    ["strategy", "input", "reduction", "data"],
+    ["train"],
+    ["bench"],
+]
+FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
+
+
+def imports(path):
+    """Return the minidist modules that a file imports when it is run, as dotted names."""
+    found = set()
+
+    def visit(node):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "minidist"
+        ):
+            for alias in node.names:
+                inside = ROOT.parent.joinpath(*node.module.split("."), alias.name)
+                is_module = (
+                    inside.is_dir()
+                    or inside.with_suffix(".py").exists()
+                    or node.module == "minidist.kernels"
+                )
+                found.add(f"{node.module}.{alias.name}" if is_module else node.module)
+        elif isinstance(node, ast.Import):
+            found.update(
+                alias.name for alias in node.names if alias.name.split(".")[0] == "minidist"
+            )
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def name(path):
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name(path): path for path in sorted(ROOT.rglob("*.py"))}
+GRAPH = {module: imports(path) for module, path in MODULES.items()}
+
+
+def top(module):
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_module_has_a_floor():
+    assert {top(module) for module in MODULES} - {""} <= set(FLOOR)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if "." in module])
+def test_a_module_imports_only_its_own_floor_and_lower_ones(module):
+    for imported in GRAPH[module]:
+        if imported == "minidist":
+            assert top(module) == "bench", f"{module} imports minidist as a whole"
+        else:
+            assert FLOOR[top(imported)] <= FLOOR[top(module)], (
+                f"{module} imports {imported}, which is above it"
+            )
+
+
+def test_nothing_imports_in_a_circle():
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, " imports ".join([*path[path.index(module) :], module])
+        if module in done or module not in GRAPH:
+            return
+        path.append(module)
+        for imported in GRAPH[module]:
+            visit(imported)
+        done.add(path.pop())
+
+    for module in GRAPH:
+        if module != "minidist" and top(module) != "bench":
+            visit(module)
+
+
+def test_cupy_nccl_and_mpi_are_imported_nowhere_they_are_not_needed():
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+            )
+            assert not {item.split(".")[0] for item in names} & {"cupy", "nccl", "mpi4py"}, path
+
+
+def test_import_brings_in_no_more_than_it_must_and_starts_nothing():
+    program = (
+        "import sys, threading, minidist; "
+        "heavy = {'cupy', 'mpi4py', 'nccl', 'rich', 'threadpoolctl', 'pytest', 'matplotlib'} & set(sys.modules); "
+        "print(sorted(heavy), threading.active_count())"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert out == "[] 1\n"

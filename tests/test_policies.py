@@ -1,0 +1,292 @@
+"""Every policy with every optimizer follows the oracle, step by step: bit for bit where gradients are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidist as md
+from minidist import context, train
+from oracle import RULES, TwoLayers, relative_norm, split
+from policies import POLICIES, SYNCHRONOUS, Trainer, optimizer, oracle, same_bits
+
+DEVICES = [1, 2, 3, 5]
+DTYPES = ["float32", "float64"]
+SHAPES = [(), (1,), (3,), (2, 5), (7, 11), (3, 1, 4, 2)]
+LARGE = [(40_003,), (129, 131), ()]                # beyond the 16 Ki elements where threads begin
+BOUND = {"float32": 1e-5, "float64": 1e-12}        # relative norm, across orders of summation
+
+
+def arrays(rng, shapes, dtype):
+    return [np.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def schedule(n):
+    """Return the counts of some steps: none given, equal, uneven, and with empty replicas."""
+    return [
+        None,
+        split(4 * n, n),
+        split(4 * n - 1, n),
+        split(max(1, n - 1), n),
+        [5, *[0] * (n - 1)],
+        [*[0] * (n - 1), 3],
+        [7 * (replica + 1) % 5 + 1 for replica in range(n)],
+    ]
+
+
+def given_gradients(rng, shapes, dtype, counts, n):
+    """Return random gradients; zeros where a replica's count is 0, as its mean over no examples is."""
+    gradients = [arrays(rng, shapes, dtype) for _ in range(n)]
+    for replica, count in enumerate(counts or []):
+        if count == 0:
+            gradients[replica] = [np.zeros_like(gradient) for gradient in gradients[replica]]
+    return gradients
+
+
+# --- given gradients: bit for bit ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", DEVICES)
+@pytest.mark.parametrize("weight_decay", [0, 0.01])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_given_gradients_lead_to_the_oracles_bits(policy, rule, weight_decay, n, dtype):
+    rng = np.random.default_rng(n)
+    starts = [arrays(rng, SHAPES, dtype) for _ in range(n)]
+    expected = oracle(policy, rule, starts, weight_decay=weight_decay)
+    opt = optimizer(rule, weight_decay)
+    with Trainer(policy, starts) as trainer:
+        trainer.check(expected.weights)
+        for counts in schedule(n):
+            gradients = given_gradients(rng, SHAPES, dtype, counts, n)
+            trainer.apply(opt, gradients, counts)
+            expected.step(gradients, counts)
+            trainer.check(expected.weights)
+            assert opt.iterations == expected.iterations
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_chunks_and_threads_change_no_bit(policy, rule, dtype):
+    n = 3
+    rng = np.random.default_rng(0)
+    starts = [arrays(rng, LARGE, dtype) for _ in range(n)]
+    expected = oracle(policy, rule, starts, weight_decay=0.01)
+    opt = optimizer(rule, 0.01)
+    with Trainer(policy, starts) as trainer:
+        for counts in [None, [4, 3, 3], [2, 2, 0]]:
+            gradients = given_gradients(rng, LARGE, dtype, counts, n)
+            trainer.apply(opt, gradients, counts)
+            expected.step(gradients, counts)
+            trainer.check(expected.weights)
+
+
+@pytest.mark.parametrize("policy", SYNCHRONOUS)
+def test_a_gradient_behind_which_there_is_no_example_counts_for_nothing(policy):
+    starts = [[np.ones(3)]] * 3
+    gradients = [[np.full(3, 1e9)], [np.array([1.0, 2.0, 4.0])], [np.array([3.0, 2.0, 0.0])]]
+    with Trainer(policy, starts) as trainer:
+        trainer.apply(md.optim.SGD(1.0), gradients, [0, 2, 2])
+        trainer.check([[np.array([-1.0, -1.0, -1.0])]] * 3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_without_any_example_leaves_zero_gradients_harmless(policy):
+    starts = [[np.ones(3)]] * 2
+    with Trainer(policy, starts) as trainer:
+        trainer.apply(md.optim.SGD(0.1), [[np.zeros(3)]] * 2, [0, 0])
+        trainer.check(starts)
+
+
+# --- gradients from the tape --------------------------------------------------------------------
+
+
+def parts(x, labels, counts):
+    """Return each replica's slice of a global batch."""
+    ends = np.cumsum(counts)
+    return [(x[end - count:end], labels[end - count:end]) for end, count in zip(ends, counts, strict=True)]
+
+
+def two_layers(variables, x, labels):
+    """Return the mean loss of the oracle's TwoLayers, computed by minidist."""
+    a, b, c, d, gain = variables
+    h = md.ops.square(md.ops.matmul(md.constant(x), a) + b)
+    logits = gain * (md.ops.matmul(h, c) + d)
+    return md.ops.reduce_mean(md.ops.softmax_cross_entropy(logits, md.constant(labels)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", DEVICES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_follows_the_oracle_step_by_step(policy, rule, n, dtype):
+    rng = np.random.default_rng(10 + n)
+    starts = [TwoLayers.start(rng, dtype) for _ in range(n)]
+    expected = oracle(policy, rule, starts, weight_decay=0.01)
+    opt = optimizer(rule, 0.01)
+    with Trainer(policy, starts) as trainer:
+        for examples in [6 * n, 6 * n - 1, 4 * n + 1, n, max(1, n - 1), 1]:
+            counts = split(examples, n)
+            x = rng.normal(size=(examples, TwoLayers.features)).astype(dtype)
+            labels = rng.integers(TwoLayers.classes, size=examples)
+            batches = parts(x, labels, counts)
+
+            def step(replica, batches=batches, counts=counts):
+                with md.GradientTape() as tape:
+                    loss = two_layers(trainer.variables, *batches[replica])
+                gradients = tape.gradient(loss, trainer.variables)
+                opt.apply_gradients(zip(gradients, trainer.variables, strict=True), count=counts[replica])
+                return float(loss)
+
+            losses = trainer.each(step)
+            for replica in range(n):
+                right = TwoLayers.loss(expected.weights[replica], *batches[replica])
+                assert losses[replica] == pytest.approx(right, rel=BOUND[dtype], abs=BOUND[dtype])
+            expected.step(
+                [TwoLayers.gradients(w, *batch) for w, batch in zip(expected.weights, batches, strict=True)],
+                counts,
+            )
+            for read, right in zip(trainer.weights(), expected.weights, strict=True):
+                assert relative_norm(read, right) <= BOUND[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES)
+def test_replicated_and_parameter_server_train_to_the_same_bits(rule, dtype):
+    def train_with(policy, n=3):
+        rng = np.random.default_rng(5)
+        with Trainer(policy, [TwoLayers.start(rng, dtype)] * n) as trainer:
+            opt = optimizer(rule, 0.01)
+            for examples in [9, 8, 7, 2]:
+                batches = parts(
+                    rng.normal(size=(examples, TwoLayers.features)).astype(dtype),
+                    rng.integers(TwoLayers.classes, size=examples), split(examples, n),
+                )
+                trainer.each(lambda replica, batches=batches: opt.minimize(
+                    lambda: two_layers(trainer.variables, *batches[replica]), trainer.variables,
+                    count=len(batches[replica][1]),
+                ))
+            return trainer.weights()
+
+    results = [weights for policy in SYNCHRONOUS for weights in train_with(policy)]
+    assert len(results) == 9
+    for weights in results:
+        assert all(same_bits(a, b) for a, b in zip(weights, results[0], strict=True))
+
+
+# --- whole models -------------------------------------------------------------------------------
+
+
+SIZES = [10, 7, 3]           # examples in the global batches; the last leaves some replicas empty
+
+
+def train_model(name, policy, n, dtype, rule="nesterov", **options):
+    """Train a model of `models/` on random images; return the strategy, the model and the results."""
+    rng = np.random.default_rng(8)
+    context.seed(11)
+    variable_update, policy_options = POLICIES[policy]
+    strategy = md.Strategy(f"cpu*{n}", variable_update, **policy_options, **options)
+    opt = optimizer(rule, 1e-3)
+    opt.lr = 0.01
+    with strategy:
+        with strategy.scope():
+            model = md.models.build(name, (8, 8, 1), 10, dtype)
+        batches = [
+            (rng.normal(size=(size, 8, 8, 1)).astype(dtype), rng.integers(10, size=size)) for size in SIZES
+        ]
+        for images, labels in strategy.distribute_dataset(batches):
+            strategy.run(train.train_step, model, opt, images, labels)
+        weights = [variable.numpy() for variable in model.trainable_variables]
+        return weights, train.weights_checksums(strategy, model)
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    """Weights after training on one device with the whole batch, by model and dtype."""
+    cache = {}
+
+    def get(name, dtype):
+        if (name, dtype) not in cache:
+            cache[name, dtype] = train_model(name, "independent", 1, dtype)[0]
+        return cache[name, dtype]
+
+    return get
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+@pytest.mark.parametrize(("policy", "n"), [
+    ("replicated", 1), ("replicated", 2), ("replicated", 5), ("parameter_server", 3),
+])
+def test_n_devices_agree_with_one_device_that_has_the_whole_batch(on_one_device, name, policy, n, dtype):
+    weights, checksums = train_model(name, policy, n, dtype)
+    assert relative_norm(weights, on_one_device(name, dtype)) <= BOUND[dtype]
+    assert len(checksums) == n
+    assert len(set(checksums)) == 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+def test_checksums_are_equal_where_the_policy_promises_it(name):
+    replicated = train_model(name, "replicated", 3, "float32")[1]
+    assert set(replicated) == set(train_model(name, "parameter_server", 3, "float32")[1])
+    assert len(set(replicated)) == 1
+    assert len(set(train_model(name, "independent", 3, "float32")[1])) == 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_bits_with_threads_and_in_turns(policy):
+    checksums = [
+        train_model("lenet", policy, 2, "float32", "adam", concurrent=concurrent)[1]
+        for concurrent in [True, True, False]
+    ]
+    assert checksums[0] == checksums[1] == checksums[2]
+
+
+# --- random programs ----------------------------------------------------------------------------
+
+
+@st.composite
+def programs(draw):
+    n = draw(st.integers(1, 4))
+    shapes = draw(st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4))
+    steps = draw(st.lists(
+        st.tuples(
+            st.none() | st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any),
+            st.lists(st.booleans(), min_size=n * len(shapes), max_size=n * len(shapes)).filter(any),
+        ),
+        min_size=1, max_size=4,
+    ))
+    return {
+        "n": n, "shapes": shapes, "steps": steps, "rule": draw(st.sampled_from(sorted(RULES))),
+        "weight_decay": draw(st.sampled_from([0, 0.01])), "dtype": draw(st.sampled_from(DTYPES)),
+        "seed": draw(st.integers(0, 2**16)),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_random_programs_give_the_same_bits_under_all_synchronous_policies(program):
+    n, shapes, dtype = program["n"], program["shapes"], program["dtype"]
+    results = []
+    for policy in SYNCHRONOUS:
+        rng = np.random.default_rng(program["seed"])
+        starts = [arrays(rng, shapes, dtype)] * n
+        opt = optimizer(program["rule"], program["weight_decay"])
+        expected = oracle(policy, program["rule"], starts, weight_decay=program["weight_decay"])
+        with Trainer(policy, starts) as trainer:
+            for counts, used in program["steps"]:
+                mask = iter(used)
+                gradients = [
+                    [gradient if next(mask) else None for gradient in arrays(rng, shapes, dtype)]
+                    for _ in range(n)
+                ]
+                trainer.apply(opt, gradients, counts)
+                expected.step(gradients, counts)
+            trainer.check(expected.weights)
+            results.append(trainer.weights()[0])
+    for weights in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(weights, results[0], strict=True))
