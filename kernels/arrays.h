@@ -16,8 +16,9 @@
 
 enum { MD_BLOCK = 64 };
 
-// Pieces of work, each over so many bytes, that are worth waking a thread for: 64 KiB together.
-static inline ptrdiff_t md_grain(ptrdiff_t bytes) { return 65536 / (bytes + 1) + 1; }
+// How many units of work, each over so many bytes, are worth waking a thread for. Waking costs some
+// tens of microseconds, in which one thread streams about a mebibyte.
+static inline ptrdiff_t md_grain(ptrdiff_t bytes) { return (1 << 20) / (bytes + 1) + 1; }
 
 // Call run with a zero of the element type, double or float: `using T = decltype(zero)`.
 template <class Run> static void md_by_type(bool wide, Run run) {

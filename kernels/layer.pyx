@@ -106,24 +106,27 @@ def relu_backward(dy, y, dx, *, int threads=1):
     take_back(state)
 
 
+cdef int check_words(str verb, str name, object words, Py_ssize_t count) except -1:
+    cdef bint right = len(words) == count
+    for word in words:
+        right = right and 0 <= word < 1 << 32
+    if not right:
+        raise ValueError(
+            f"{verb}: {name} must be {count} words of 32 bits, 0 to 2**32 - 1, got {words}"
+        )
+    return 0
+
+
 cdef md_stream read_stream(
     str verb, object key, object counter, Py_ssize_t words_needed
 ) except *:
-    """The stream of a key of two words and a counter of three, each of 32 bits."""
-    cdef md_stream stream
-    if len(key) != 2 or len(counter) != 3:
-        raise ValueError(
-            f"{verb}: key needs two words and counter three, got {len(key)} and {len(counter)}"
-        )
-    for word in (*key, *counter):
-        if not 0 <= word < 1 << 32:
-            raise ValueError(
-                f"{verb}: key and counter are words of 32 bits, from 0 to 2**32 - 1, got {word}"
-            )
+    check_words(verb, "key", key, 2)
+    check_words(verb, "counter", counter, 3)
     if words_needed > <Py_ssize_t> 1 << 34:
         raise ValueError(
             f"{verb}: a counter has 2**34 words, not {words_needed}; use several counters"
         )
+    cdef md_stream stream
     stream.key = [key[0], key[1]]
     stream.counter = [counter[0], counter[1], counter[2]]
     return stream
@@ -135,13 +138,10 @@ def philox(key, counter):
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011). Words are
     integers from 0 to 2**32 - 1 (ValueError).
     """
+    check_words("philox", "key", key, 2)
+    check_words("philox", "counter", counter, 4)
     cdef md_u32[4] words
-    cdef md_stream stream = read_stream("philox", key, counter[1:], 0)
-    cdef md_u32 block = counter[0]
-    md_philox(
-        stream.key[0], stream.key[1], block, stream.counter[0], stream.counter[1],
-        stream.counter[2], words,
-    )
+    md_philox(key[0], key[1], counter[0], counter[1], counter[2], counter[3], words)
     return words[0], words[1], words[2], words[3]
 
 

@@ -78,10 +78,10 @@ def philox(key: Sequence[int], counter: Sequence[int | Words]) -> Words:
     """Philox4x32-10 on words of 32 bits held in uint64: [4, ...] for the shape of the counter."""
     k0, k1 = key
     c = [np.asarray(word, np.uint64) for word in counter]
-    low = np.uint64(0xFFFFFFFF)
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     for _ in range(10):
         p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c0, c2 = (p1 >> 32) ^ c[1] ^ np.uint64(k0), (p0 >> 32) ^ c[3] ^ np.uint64(k1)
+        c0, c2 = (p1 >> half) ^ c[1] ^ np.uint64(k0), (p0 >> half) ^ c[3] ^ np.uint64(k1)
         c = [c0, p1 & low, c2, p0 & low]
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
     return np.stack(np.broadcast_arrays(*c))
@@ -186,7 +186,8 @@ def average_pool(x: Array, windows: Windows) -> Array:
     total = np.zeros((x.shape[0], *windows.output, x.shape[3]), x.dtype)
     for seen in windows.take(x, 0):
         total += seen
-    return total / windows.take(np.ones_like(x), 0).sum(axis=0)
+    total /= windows.take(np.ones_like(x), 0).sum(axis=0)
+    return total
 
 
 def average_pool_backward(dy: Array, shape: tuple[int, ...], windows: Windows) -> Array:

@@ -66,7 +66,8 @@ static void md_with_words(md_parallel parallel, md_stream stream, ptrdiff_t n, p
             body(piece * step, count, words);
         }
     };
-    md_share(parallel, (n + step - 1) / step, md_grain(4 * MD_WORDS), threads, pieces);
+    // Philox takes about as long as streaming 16 bytes a word.
+    md_share(parallel, (n + step - 1) / step, md_grain(16 * MD_WORDS), threads, pieces);
 }
 
 static inline void md_uniform_fill(md_parallel parallel, int threads, bool wide, ptrdiff_t n,

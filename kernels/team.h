@@ -6,8 +6,8 @@
 //     `threads` threads take part, the caller among them. Which thread takes which piece is a
 //     matter of timing, so a body writes only what belongs to its own piece; then the result never
 //     depends on the number of threads.
-//   - Nobody is woken for less than two grains of work, nor for threads == 1: the caller runs the
-//     loop alone, and takes no lock.
+//   - `grain` is how many elements are worth waking a thread for. Nobody is woken for less than two
+//     grains, nor for threads < 2: the caller runs the loop alone, and takes no lock.
 //   - The caller never waits for a thread that has not begun. It works through the pieces itself,
 //     closes the call, and waits only for pieces that others hold. A thread that wakes too late
 //     finds the call closed and sleeps again.
@@ -73,14 +73,14 @@ struct md_call {
 class md_team {
   public:
     void share(ptrdiff_t n, ptrdiff_t grain, int threads, md_body body, void *context) {
-        // Four pieces a thread: whoever is late or interrupted leaves its share to the others.
-        ptrdiff_t pieces = std::min(n / std::max<ptrdiff_t>(grain, 1), ptrdiff_t(4) * threads);
-        if (threads < 2 || pieces < 2 || busy.exchange(true, std::memory_order_acquire)) {
+        const ptrdiff_t takers = std::min<ptrdiff_t>(threads, n / grain);
+        if (takers < 2 || busy.exchange(true, std::memory_order_acquire)) {
             if (n > 0) body(context, 0, n);
             return;
         }
-        md_call call{n, pieces, body, context};
-        open_for(call, int(std::min<ptrdiff_t>(threads, pieces)) - 1);
+        // Four pieces a thread: whoever is late or interrupted leaves its share to the others.
+        md_call call{n, std::min(n, 4 * takers), body, context};
+        open_for(call, int(takers) - 1);
         call.work();
         close();
         busy.store(false, std::memory_order_release);

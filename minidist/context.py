@@ -1,4 +1,4 @@
-"""Who is running: which strategy, which replica, which device. One frame per thread, replaced as a whole.
+"""Who is running: which strategy, replica and device. One frame per thread, replaced as a whole.
 
 A thread is in exactly one of two contexts. In *replica context* it computes as one replica
 (`get_replica_context()` answers). In *cross-replica context* it acts for all of them
@@ -135,8 +135,8 @@ def leave(old: Frame) -> None:
 class entered:
     """Change fields of this thread's frame for the length of a with statement.
 
-    A class and not a generator: a generator that is dropped while open would be closed by the garbage
-    collector, and put an old frame back at a moment nobody chose.
+    A class and not a generator: a generator that is dropped while open would be closed by the
+    garbage collector, and put an old frame back at a moment nobody chose.
     """
 
     __slots__ = ("_changes", "_new", "_old")
@@ -225,7 +225,7 @@ def name_scope(name: str) -> entered:
 
 
 def variable_creator_scope(creator: Callable[..., Any]) -> entered:
-    """Let `creator(next_creator, **kwargs)` make the variables that are created in the with statement.
+    """Let `creator(next_creator, **kwargs)` make the variables created in the with statement.
 
     The innermost creator is asked first; each may change the keyword arguments, and calls
     `next_creator(**kwargs)` to go on.

@@ -75,8 +75,8 @@ class Optimizer(ABC):
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError(
-                f"apply_gradients was called in {context.describe()}; call it inside strategy.run, where each "
-                "replica brings its own gradients"
+                f"apply_gradients was called in {context.describe()}; call it inside strategy.run, "
+                "where each replica brings its own gradients"
             )
         gradients: list[Array | None] = []
         variables: list[Variable] = []
@@ -92,8 +92,8 @@ class Optimizer(ABC):
         strategy = variables[0].strategy
         if strategy is not context.get_strategy():
             raise ContextError(
-                f"variable {variables[0].name!r} belongs to {strategy!r}, but gradients are applied in "
-                f"{context.describe()}; call apply_gradients inside that strategy's run"
+                f"variable {variables[0].name!r} belongs to {strategy!r}, but gradients are "
+                f"applied in {context.describe()}; call apply_gradients inside that strategy's run"
             )
         strategy.variable_mgr.apply_gradients(replica, self, gradients, variables, count)
 
@@ -242,7 +242,7 @@ class Momentum(Optimizer):
 
 
 class RMSProp(Optimizer):
-    """s = ρ·s + (1−ρ)·g² from s = 1; m = μ·m + lr·g/√(s + ε); w −= m (as tf_cnn_benchmarks' optimizer)."""
+    """s = ρ·s + (1−ρ)·g² from s = 1; m = μ·m + lr·g/√(s + ε); w −= m (as in tf_cnn_benchmarks)."""
 
     slots: ClassVar[dict[str, float]] = {"square": 1.0, "momentum": 0.0}
 

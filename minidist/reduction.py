@@ -40,8 +40,8 @@ def _parts(op: str, leaf: Any, replicas: int) -> Sequence[Any]:
         parts: Sequence[Any] = leaf.values
     elif op == "sum" and replicas > 1 and not _is_zero(leaf):
         raise UsageError(
-            f"reduce: {leaf!r} is the same in all {replicas} replicas and no distributed value, so its "
-            "sum is not defined; reduce a per-replica value, or use 'mean'"
+            f"reduce: {leaf!r} is the same in all {replicas} replicas and no distributed value, so "
+            "its sum is not defined; reduce a per-replica value, or use 'mean'"
         )
     else:
         parts = [leaf]

@@ -8,8 +8,8 @@ How a run ends
   1. Every replica returns: the results are regrouped.
   2. A replica or a merge function raises: the first exception in time is the run's. All fences are
      lifted, so that replicas that wait end at once and those that compute end at their next
-     meeting. Who has not ended after `GRACE` seconds is abandoned: its thread is named in a note and
-     replaced, and nothing it does later reaches a run.
+     meeting. Who has not ended after `GRACE` seconds is abandoned: its thread is named in a note
+     and replaced, and nothing it does later reaches a run.
   3. A replica finishes, or meets for something else, while another waits for it: a
      MergeMismatchError, which then ends the run as in 2.
   4. Replicas wait for one that does not come: a report after `report_after` seconds, a HangError
@@ -68,7 +68,7 @@ def _code(fn: Any) -> Any:
 
 
 class _Worker:
-    """A thread that does one job after another; `post` must not be called before the last is done."""
+    """A thread that does one job after another; `post` must not be called before the last ended."""
 
     def __init__(self, number: int, spin: float) -> None:
         self.abandoned = False
@@ -113,9 +113,9 @@ class Pool:
     def take(self, count: int, spin: float) -> list[_Worker]:
         if os.getpid() != self._pid:
             raise ForkError(
-                f"this process ({os.getpid()}) was forked from {self._pid} after its strategy had been made, "
-                "and threads do not survive a fork; make the strategy in the child, or start processes "
-                "with multiprocessing's 'spawn' method"
+                f"this process ({os.getpid()}) was forked from {self._pid} after its strategy had "
+                "been made, and threads do not survive a fork; make the strategy in the child, or "
+                "start processes with multiprocessing's 'spawn' method"
             )
         with self._lock:
             if self.closed:
@@ -164,7 +164,7 @@ def _close_pools() -> None:
 
 
 class Replica:
-    """The replica context that a function run by `run` finds: who it is, and the way to the others."""
+    """The replica context that a function in `run` finds: who it is, and the way to the others."""
 
     __slots__ = ("_run", "device", "replica_id")
 
@@ -193,8 +193,9 @@ class Replica:
         frame = context.frame()
         if frame.replica is not self:
             raise ContextError(
-                f"merge_call of replica {self.replica_id} was called in {context.describe(frame)}; call it on the "
-                "replica's own thread, on what get_replica_context() returns there, and not inside a merge function"
+                f"merge_call of replica {self.replica_id} was called in {context.describe(frame)}; "
+                "call it on the replica's own thread, on what get_replica_context() returns there, "
+                "and not inside a merge function"
             )
         caller = sys._getframe(1)
         return self._run.meet(
@@ -275,7 +276,7 @@ class Run:
         return regroup(self._results, devices=self._devices)
 
     def _watch(self, workers: Sequence[_Worker]) -> None:
-        """Wait until all have ended, or one has failed. Between two waits Python handles signals."""
+        """Wait until all have ended or one has failed. Between two waits Python handles signals."""
         parent = self._caller.run  # where this run is nested in a merge function of another
         reported = False
         while not self._ended.wait(self.n, TICK):
@@ -303,8 +304,9 @@ class Run:
             if not self._rendezvous.departed[i]:
                 worker.abandoned = True
                 self._failure.add_note(
-                    f"replica {i} ({self._devices[i].short}) was still running {GRACE:g} s later and cannot be "
-                    f"stopped from outside; its thread was abandoned at\n{_stack(worker.thread)}"
+                    f"replica {i} ({self._devices[i].short}) was still running {GRACE:g} s later "
+                    "and cannot be stopped from outside; its thread was abandoned at\n"
+                    f"{_stack(worker.thread)}"
                 )
 
     def _report(self, workers: Sequence[_Worker], waited: float) -> str:
@@ -312,11 +314,13 @@ class Run:
         gone = [i for i in range(self.n) if self._rendezvous.departed[i]]
         missing = [i for i in range(self.n) if i not in here and i not in gone]
         lines = [
-            f"replicas wait since {waited:.1f} s for {_names(missing)} (the deadline is {self._deadline:g} s)"
+            f"replicas wait since {waited:.1f} s for {_names(missing)} "
+            f"(the deadline is {self._deadline:g} s)"
         ]
         for i in here:
             lines.append(
-                f"  replica {i} waits in its merge_call number {self._meeting_of[i]}, in {self._at(i)}"
+                f"  replica {i} waits in its merge_call number {self._meeting_of[i]}, "
+                f"in {self._at(i)}"
             )
         for i in gone:
             lines.append(f"  replica {i} has returned")
@@ -417,9 +421,9 @@ class Run:
         for i, payload in enumerate(payloads):
             if payload[0] is not fn and _code(payload[0]) != _code(fn):
                 raise MergeMismatchError(
-                    f"replicas met for different things: replica 0 in {self._at(0)} with "
-                    f"{fn!r}, replica {i} in {self._at(i)} with {payload[0]!r}; all replicas must make the same "
-                    "merge_calls in the same order"
+                    f"replicas met for different things: replica 0 in {self._at(0)} with {fn!r}, "
+                    f"replica {i} in {self._at(i)} with {payload[0]!r}; all replicas must make the "
+                    "same merge_calls in the same order"
                 )
         # The caller's device and replica 0's scopes, as if replica 0 had gone on alone.
         # What it computes is no replica's, so the tape that this thread may have open is paused.
@@ -454,9 +458,8 @@ class Run:
                     )
             elif failure is not self._failure:
                 name = "the caller" if who is None else f"replica {who}"
-                self._failure.add_note(
-                    f"{name} failed too: {''.join(traceback.format_exception_only(failure)).strip()}"
-                )
+                what = "".join(traceback.format_exception_only(failure)).strip()
+                self._failure.add_note(f"{name} failed too: {what}")
             self._rendezvous.stop()
             self._turn.lift()
 

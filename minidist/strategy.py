@@ -65,7 +65,8 @@ class Strategy:
         if isinstance(variable_update, VariableMgr):
             if policy_options:
                 raise UsageError(
-                    f"policy options {', '.join(policy_options)} come with a policy's name, not with a VariableMgr"
+                    f"policy options {', '.join(policy_options)} come with a policy's name, "
+                    "not with a VariableMgr"
                 )
             self.variable_mgr = variable_update
         else:
@@ -104,8 +105,8 @@ class Strategy:
             return
         if frame.strategy is not self:
             raise ContextError(
-                f"Mixing different Strategy objects: {verb} of {self!r} was called in {context.describe(frame)}; "
-                "leave that strategy first"
+                f"Mixing different Strategy objects: {verb} of {self!r} was called in "
+                f"{context.describe(frame)}; leave that strategy first"
             )
         if frame.replica is not None:
             raise ContextError(f"{verb} was called in {context.describe(frame)}; {replica}")
@@ -173,7 +174,7 @@ class Strategy:
         return reduction.reduce(op, value, axis, self.num_replicas)
 
     def update(self, variable: Variable, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call `fn(variable, *args, **kwargs)` once for each copy, in an update context on its device.
+        """Call `fn(variable, *args, **kwargs)` for each copy, in an update context on its device.
 
         Reads and assigns inside are of that copy. Mirrored arguments are split by device.
         Raises UsageError (a ValueError) for what is no variable of this strategy, and TypeError for
@@ -193,7 +194,7 @@ class Strategy:
                 )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the components of a value in replica order, or a tuple of a value that has none."""
+        """Return a value's components in replica order, or a tuple of a value that has none."""
         return local_results(value)
 
     def distribute_dataset(self, batches: Iterable[Any]) -> DistributedDataset:
@@ -237,7 +238,8 @@ class Strategy:
         raise ContextError("a strategy owns threads and cannot be copied; make another one")
 
     def __repr__(self) -> str:
-        return f"<Strategy {self.variable_mgr.name} on {', '.join(device.short for device in self.devices)}>"
+        devices = ", ".join(device.short for device in self.devices)
+        return f"<Strategy {self.variable_mgr.name} on {devices}>"
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,8 @@ def _create(strategy: Strategy, specs: Any) -> Variable:
         for what, theirs in spec.essence(replica).items():
             if theirs != ours[what]:
                 raise MergeMismatchError(
-                    f"the replicas create different variables: {what} is {ours[what]!r} in replica 0 "
-                    f"and {theirs!r} in replica {replica}; all replicas must create the same "
+                    f"the replicas create different variables: {what} is {ours[what]!r} in replica "
+                    f"0 and {theirs!r} in replica {replica}; all replicas must create the same "
                     "variables in the same order"
                 )
     initial = [partial(operator.attrgetter("value"), spec) for spec in asked]

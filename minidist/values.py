@@ -29,8 +29,8 @@ class DistributedValues:
         self.devices = None if devices is None else tuple(devices)
         if self.devices is not None and len(self.devices) != len(self.values):
             raise UsageError(
-                f"{type(self).__name__} got {len(self.values)} values for {len(self.devices)} devices; "
-                "give one for each"
+                f"{type(self).__name__} got {len(self.values)} values for {len(self.devices)} "
+                "devices; give one for each"
             )
 
     def get(self, device: str | Device | None = None) -> Any:
@@ -61,8 +61,8 @@ class DistributedValues:
 
     def _in_cross_replica(self, device: Device) -> Any:
         raise UsageError(
-            f"a {type(self).__name__} has no single value in cross-replica context; name a device, reduce it, "
-            "or pass it to strategy.run"
+            f"a {type(self).__name__} has no single value in cross-replica context; name a device, "
+            "reduce it, or pass it to strategy.run"
         )
 
     def __repr__(self) -> str:
@@ -102,8 +102,8 @@ def regroup(
         other, other_spec = optree.tree_flatten(value, none_is_leaf=True)
         if other_spec != spec:
             raise StructureError(
-                f"replicas 0 and {replica} returned different structures, so their values cannot be "
-                f"lined up: {spec} and {other_spec}"
+                f"replicas 0 and {replica} returned different structures, so their values cannot "
+                f"be lined up: {spec} and {other_spec}"
             )
         columns.append(other)
     grouped = [
@@ -138,8 +138,8 @@ def select_device_mirrored(device: Device, structure: Any) -> Any:
     def pick(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             raise TypeError(
-                f"a PerReplica value has no one component for {device.short}: {leaf!r}; reduce it first, "
-                "or pass it through strategy.run"
+                f"a PerReplica value has no one component for {device.short}: {leaf!r}; reduce it "
+                "first, or pass it through strategy.run"
             )
         return leaf.get(device) if isinstance(leaf, Mirrored) else leaf
 
@@ -147,5 +147,5 @@ def select_device_mirrored(device: Device, structure: Any) -> Any:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """Return the components in replica order, or a tuple of the one value that is not distributed."""
+    """Return the components in replica order, or a tuple of the value that is not distributed."""
     return value.values if isinstance(value, DistributedValues) else (value,)

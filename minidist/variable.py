@@ -120,10 +120,10 @@ class Variable(metaclass=_Create):
     def read(self) -> Tensor:
         """Return the value that the current context is about.
 
-        In a replica it is what the policy lets the replica compute with; in an update the copy being
-        updated; otherwise the first copy. The tensor follows later updates: `numpy()` takes a copy.
-        Raises ContextError under a strategy that the variable does not belong to, unless it belongs
-        to none.
+        In a replica it is what the policy lets the replica compute with; in an update the copy
+        being updated; otherwise the first copy. The tensor follows later updates: `numpy()` takes
+        a copy. Raises ContextError under a strategy that the variable does not belong to, unless
+        it belongs to none.
         """
         frame = context.frame()
         if frame.replica is not None and frame.strategy is self.strategy:
@@ -148,8 +148,8 @@ class Variable(metaclass=_Create):
         all copies get it, in an update the copy being updated. In a replica the values of all
         replicas are aggregated first, as `aggregation` says.
         Raises UsageError (a ValueError) in a replica when `aggregation` is NONE, ShapeError for
-        another shape or dtype, TypeError for the mean of integers, and ContextError under a strategy
-        that the variable does not belong to.
+        another shape or dtype, TypeError for the mean of integers, and ContextError under a
+        strategy that the variable does not belong to.
         """
         return self._assign(_assign, value)
 
@@ -175,8 +175,8 @@ class Variable(metaclass=_Create):
             self._write_all(write, value)
         elif self.aggregation is VariableAggregation.NONE:
             raise UsageError(
-                f"variable {self.name!r} is assigned in replica {frame.replica.replica_id} but does "
-                "not say what becomes of the replicas' different values; create it with "
+                f"variable {self.name!r} is assigned in replica {frame.replica.replica_id} but "
+                "does not say what becomes of the replicas' different values; create it with "
                 "aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
             )
         else:
@@ -184,22 +184,23 @@ class Variable(metaclass=_Create):
         return self
 
     def _require_own_strategy(self, verb: str) -> None:
-        """Check that no strategy is current but the variable's own; one that belongs to none may be read."""
+        """Check that no other strategy than the variable's is current; one of none may be read."""
         frame = context.frame()
         if frame.strategy is self.strategy or not context.has_strategy():
             return
         if verb == "read" and context.is_default(self.strategy):
             return
         raise ContextError(
-            f"Mixing different Strategy objects: variable {self.name!r} belongs to {self.strategy!r} "
-            f"and cannot be {verb} in {context.describe(frame)}; create it under that strategy's scope"
+            f"Mixing different Strategy objects: variable {self.name!r} belongs to "
+            f"{self.strategy!r} and cannot be {verb} in {context.describe(frame)}; create it under "
+            "that strategy's scope"
         )
 
     def _write_all(self, write: Write, value: Any) -> None:
         if isinstance(value, PerReplica):
             raise UsageError(
-                f"variable {self.name!r} cannot be assigned a PerReplica value in cross-replica context; "
-                "reduce it first"
+                f"variable {self.name!r} cannot be assigned a PerReplica value in cross-replica "
+                "context; reduce it first"
             )
         for copy in self.copies:
             write(copy, select_device_mirrored(copy.device, value))
@@ -257,8 +258,8 @@ def _aggregate(strategy: Any, variable: Variable, write: Any, value: Any) -> Non
     how = variable.aggregation
     if how is VariableAggregation.MEAN and variable.dtype.kind in "iub":
         raise TypeError(
-            f"variable {variable.name!r} is {variable.dtype}, and a mean is floating point; give it "
-            "a floating-point dtype, or another aggregation than MEAN"
+            f"variable {variable.name!r} is {variable.dtype}, and a mean is floating point; give "
+            "it a floating-point dtype, or another aggregation than MEAN"
         )
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
         value = local_results(value)[0]
@@ -266,9 +267,10 @@ def _aggregate(strategy: Any, variable: Variable, write: Any, value: Any) -> Non
         value = strategy.reduce(how.value, value)
     elif how is VariableAggregation.SUM and strategy.num_replicas > 1 and not _is_zero(value):
         raise UsageError(
-            f"variable {variable.name!r} with aggregation SUM is assigned the same non-DistributedValues "
-            f"value {value!r} in all replicas, which cannot be reduced: is it meant once, or once for "
-            "each replica? Make a value in each replica, or use MEAN or ONLY_FIRST_REPLICA"
+            f"variable {variable.name!r} with aggregation SUM is assigned the same "
+            f"non-DistributedValues value {value!r} in all replicas, which cannot be reduced: is "
+            "it meant once, or once for each replica? Make a value in each replica, or use MEAN or "
+            "ONLY_FIRST_REPLICA"
         )
     variable._write_all(local_results(write)[0], value)
 

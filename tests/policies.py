@@ -6,9 +6,9 @@ The other side is oracle.py.
 from __future__ import annotations
 
 import numpy as np
+from oracle import INDEPENDENT, SHARED, Oracle
 
 import minidist as md
-from oracle import INDEPENDENT, SHARED, Oracle
 
 # By the name that tests use: variable_update and the policy's options.
 POLICIES = {

@@ -1,4 +1,4 @@
-"""`python -m minidist.bench` as its users meet it: what it prints, writes, refuses, and how it ends.
+"""`python -m minidist.bench` as its users meet it: what it prints, writes and refuses; how it ends.
 
 Runs are in this process through the command's `main`, and are kept for all tests that ask for the
 same flags; where pipes, terminals or signals matter, the command is a process of its own.
@@ -33,6 +33,8 @@ from minidist.bench.flags import LEARNING_RATES, Flags
 from minidist.data import cifar10
 
 COMMAND = [sys.executable, "-m", "minidist.bench"]
+# Of a process that is started here, output is buffered as it is for users.
+ENVIRONMENT = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
 QUICK = ("--num_batches=4", "--num_warmup_batches=1")
 PLAIN_SGD = ("--optimizer=sgd", "--weight_decay=0")
 
@@ -81,9 +83,13 @@ def fresh(*arguments: str) -> Output:
 run = cache(fresh)
 
 
-def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str, stdout: Any = subprocess.PIPE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, with further environment variables."""
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+        [*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60,
+        env={**ENVIRONMENT, **variables}, check=False,
     )
 
 
@@ -137,7 +143,7 @@ def test_the_main_job_as_a_user_sees_it() -> None:
 
 def test_on_a_terminal_there_is_a_bar_and_rows_are_as_ever() -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     with subprocess.Popen(
         [*COMMAND, "--num_batches=12", "--display_every=4"],
         stdout=theirs, stderr=subprocess.PIPE, env=environment,
@@ -184,7 +190,7 @@ def test_training_accuracy_adds_two_columns() -> None:
 
 
 def test_help_fits_100_columns_and_names_every_flag() -> None:
-    done = command("--help", env={**os.environ, "COLUMNS": "100"})
+    done = command("--help", COLUMNS="100")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 100
     for item in fields(Flags):
@@ -408,7 +414,11 @@ def test_epochs_of_the_warm_up_count_for_the_schedule() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "steps", "epochs"),
-    [("--num_epochs=0.1", 3, "0.13"), ("--num_batches=2", 2, "0.09"), ("--num_epochs=1", 23, "1.00")],
+    [
+        ("--num_batches=2", 2, "0.09"),
+        ("--num_epochs=0.1", 3, "0.13"),
+        ("--num_epochs=1", 23, "1.00"),
+    ],
 )
 def test_the_length_is_in_batches_or_epochs(flag: str, steps: int, epochs: str) -> None:
     output = run(flag, "--num_warmup_batches=0")
@@ -480,7 +490,7 @@ def spoil(file: Path) -> None:
     ("damage", "complaint"),
     [
         (Path.unlink, "a file of MNIST is missing: expected one of train-images-idx3-ubyte"),
-        (truncate, r"train-images-idx3-ubyte: byte \d+: the file ends before .*expected 2560 bytes"),
+        (truncate, r"train-images-idx3-ubyte: byte \d+: the file ends .*expected 2560 bytes"),
         (spoil, r"train-images-idx3-ubyte: byte 2: expected element type 8 .*but found 13"),
     ],
 )
@@ -589,7 +599,7 @@ def test_ctrl_c_ends_a_run_at_once(turns: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     with subprocess.Popen(
         [*COMMAND, "--num_batches=1000000", turns, f"--json={file}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     ) as process:
         try:
             assert process.stdout is not None
@@ -606,7 +616,7 @@ def test_ctrl_c_ends_a_run_at_once(turns: str, tmp_path: Path) -> None:
 def test_a_reader_that_leaves_ends_the_run_quietly() -> None:
     with subprocess.Popen(
         [*COMMAND, "--num_batches=1000000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     ) as process:
         try:
             assert process.stdout is not None
@@ -619,27 +629,19 @@ def test_a_reader_that_leaves_ends_the_run_quietly() -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], QUICK, ["--num_devices=0"]])
-def test_a_reader_that_was_never_there_is_no_traceback(arguments: list[str]) -> None:
+@pytest.mark.parametrize("flag", ["--help", "--version", "--num_batches=1"])
+def test_a_reader_that_was_never_there_is_no_traceback(flag: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
-        check=False,
-    )
+    done = command(flag, stdout=writer)
     os.close(writer)
-    assert "Traceback" not in done.stderr
-    assert "Exception" not in done.stderr
-    assert done.returncode in (1, 2)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full disk")
 def test_a_full_disk_is_a_sentence() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, "--num_batches=1"], stdout=full, stderr=subprocess.PIPE, text=True,
-            timeout=60, check=False,
-        )
+        done = command("--num_batches=1", stdout=full)
     assert done.returncode == 1
     assert re.fullmatch(r"minidist\.bench: standard output: .*No space left.*\n", done.stderr)
     status, sentence = refused("--num_batches=1", "--json=/dev/full")

@@ -30,7 +30,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_several_callers_at_once_do_not_disturb_each_other() -> None:
-    sources = [np.full(1 << 17, i, np.float32) for i in range(4)]
+    sources = [np.full(1 << 19, i, np.float32) for i in range(4)]
     failures: list[int] = []
     begin = threading.Barrier(4)
 

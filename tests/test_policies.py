@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import RULES, TwoLayers, relative_norm, split
+from policies import POLICIES, SYNCHRONOUS, Trainer, optimizer, oracle, same_bits
 
 import minidist as md
 from minidist import context, train
-from oracle import RULES, TwoLayers, relative_norm, split
-from policies import POLICIES, SYNCHRONOUS, Trainer, optimizer, oracle, same_bits
 
 DEVICES = [1, 2, 3, 5]
 DTYPES = ["float32", "float64"]
@@ -154,28 +154,39 @@ def test_training_follows_the_oracle_step_by_step(policy, rule, n, dtype):
                 assert relative_norm(read, right) <= BOUND[dtype]
 
 
+def train_two_layers(policy, n, rule, dtype):
+    """Train the oracle's TwoLayers on global batches split over n replicas; return what each reads."""
+    rng = np.random.default_rng(5)
+    with Trainer(policy, [TwoLayers.start(rng, dtype)] * n) as trainer:
+        opt = optimizer(rule, 0.01)
+        for examples in [9, 8, 7, 2]:
+            batches = parts(
+                rng.normal(size=(examples, TwoLayers.features)).astype(dtype),
+                rng.integers(TwoLayers.classes, size=examples), split(examples, n),
+            )
+            trainer.each(lambda replica, batches=batches: opt.minimize(
+                lambda: two_layers(trainer.variables, *batches[replica]), trainer.variables,
+                count=len(batches[replica][1]),
+            ))
+        return trainer.weights()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
 def test_replicated_and_parameter_server_train_to_the_same_bits(rule, dtype):
-    def train_with(policy, n=3):
-        rng = np.random.default_rng(5)
-        with Trainer(policy, [TwoLayers.start(rng, dtype)] * n) as trainer:
-            opt = optimizer(rule, 0.01)
-            for examples in [9, 8, 7, 2]:
-                batches = parts(
-                    rng.normal(size=(examples, TwoLayers.features)).astype(dtype),
-                    rng.integers(TwoLayers.classes, size=examples), split(examples, n),
-                )
-                trainer.each(lambda replica, batches=batches: opt.minimize(
-                    lambda: two_layers(trainer.variables, *batches[replica]), trainer.variables,
-                    count=len(batches[replica][1]),
-                ))
-            return trainer.weights()
-
-    results = [weights for policy in SYNCHRONOUS for weights in train_with(policy)]
+    results = [w for policy in SYNCHRONOUS for w in train_two_layers(policy, 3, rule, dtype)]
     assert len(results) == 9
     for weights in results:
         assert all(same_bits(a, b) for a, b in zip(weights, results[0], strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", DEVICES)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_optimizer_agrees_with_one_device_that_has_the_whole_batch(rule, n, dtype):
+    whole = train_two_layers("independent", 1, rule, dtype)[0]
+    for weights in train_two_layers("replicated", n, rule, dtype):
+        assert relative_norm(weights, whole) <= BOUND[dtype]
 
 
 # --- whole models -------------------------------------------------------------------------------

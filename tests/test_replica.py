@@ -496,7 +496,8 @@ def program(text):
 @pytest.mark.parametrize(
     "where",
     [
-        "replica().merge_call(lambda s: None) if replica().replica_id else forever()",  # one waits, one computes
+        # one waits, one computes
+        "replica().merge_call(lambda s: None) if replica().replica_id else forever()",
         "replica().merge_call(lambda s: forever())",  # a merge function
         "replica().merge_call(lambda s: s.run(forever))",  # a nested run
     ],

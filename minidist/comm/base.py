@@ -61,8 +61,8 @@ def _check(rows: Sequence[Row], verb: str) -> None:
     for replica, row in enumerate(rows[1:], 1):
         if len(row) != len(first):
             raise ShapeError(
-                f"{verb}: replica 0 gives {len(first)} tensors and replica {replica} gives {len(row)}; all "
-                "replicas must give the same"
+                f"{verb}: replica 0 gives {len(first)} tensors and replica {replica} gives "
+                f"{len(row)}; all replicas must give the same"
             )
         for i, (ours, theirs) in enumerate(zip(first, row, strict=True)):
             if ours.shape != theirs.shape or ours.dtype != theirs.dtype:

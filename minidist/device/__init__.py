@@ -48,7 +48,8 @@ def get(name: str | Device) -> Device:
         return host()
     if match is None or kind not in _KINDS:
         raise UsageError(
-            f"{name!r} is no device here; write host, or one of {', '.join(_KINDS)} with an index, as in cpu:1"
+            f"{name!r} is no device here; write host, or one of {', '.join(_KINDS)} with an index, "
+            "as in cpu:1"
         )
     index = int(match["index"] or 0)
     short = f"{kind}:{index}"
@@ -61,13 +62,10 @@ def get(name: str | Device) -> Device:
 def devices(spec: str | Iterable[str | Device]) -> list[Device]:
     """Return the devices of a specification.
 
-    `"cpu*4"` is the first four, `"cpu:0,2"` those two, `"cpu:3"` one; a list holds names or devices.
-    Raises UsageError where it names none, one twice, or a kind that there is not.
+    `"cpu*4"` is the first four, `"cpu:0,2"` those two, `"cpu:3"` one; a list holds names or
+    devices. Raises UsageError where it names none, one twice, or a kind that there is not.
     """
-    if isinstance(spec, str):
-        found = _parse(spec)
-    else:
-        found = [get(item) for item in spec]
+    found = _parse(spec) if isinstance(spec, str) else [get(item) for item in spec]
     if not found:
         raise UsageError("no devices were given; write for example md.devices('cpu*2')")
     if len(set(found)) < len(found):

@@ -52,7 +52,7 @@ class Stream(ABC):
 
     @abstractmethod
     def submit(self, work: Callable[[], object]) -> None:
-        """Do `work` after everything given before it. What it refers to is kept alive until then."""
+        """Do `work` after everything given before; what it refers to is kept alive until then."""
 
     @abstractmethod
     def record(self) -> Event:
@@ -84,7 +84,7 @@ class Lease:
         self._pool: _Pool | None = pool
 
     def release(self, after: Sequence[Event] = ()) -> None:
-        """Give the buffer back, to be used again once all `after` (its readers' events) are done."""
+        """Give the buffer back, for use again once all `after` (its readers' events) are done."""
         if self._pool is None:
             raise UsageError(
                 "a lease was released twice: its buffer may already be somebody else's"
@@ -164,7 +164,7 @@ class Device(ABC):
         return self._pool.lease(tuple(shape), np.dtype(dtype))
 
     def stream(self, role: str) -> Stream:
-        """Return this device's stream for "compute", "copy" or "communication", made at first use."""
+        """Return the stream for "compute", "copy" or "communication", made at first use."""
         if role not in STREAMS:
             raise UsageError(f"no stream is called {role!r}; there are {', '.join(STREAMS)}")
         with self._lock:

@@ -3,7 +3,7 @@
 | policy | place | read | combine | apply | start |
 |---|---|---|---|---|---|
 | independent | every replica | own | nothing | every replica | own values |
-| parameter_server | the host, or the least loaded compute device | fetched each step | mean at the variable | once, there | - |
+| parameter_server | host, or least loaded | fetched | mean at the variable | once, there | - |
 | replicated | every replica | own | all-reduce | every replica | replica 0's |
 
 A part is a class of its own, so a new policy is a new row, and at most a new part.
@@ -62,7 +62,7 @@ def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMg
 
 
 def parameter_server(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
-    """One copy of each variable; replicas fetch it each step, and the mean gradient is applied to it once."""
+    """One copy of each variable, fetched each step; the mean gradient is applied to it once."""
     place = OnHost(devices) if options.local_parameter_device == "cpu" else LeastLoaded(devices)
     combine = MeanAtVariable(LocalCommunicator(devices[0]), original=_original(options, "mean"))
     return VariableMgr(
@@ -77,7 +77,7 @@ def parameter_server(devices: Sequence[Device], options: PolicyOptions) -> Varia
 
 
 def replicated(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
-    """A copy with every replica; gradients are all-reduced, and every replica applies them to its own."""
+    """A copy with every replica; gradients are all-reduced, and each replica updates its own."""
     combine = AllReduce(LocalCommunicator(devices[0]), original=_original(options, "sum"))
     return VariableMgr(
         "replicated",

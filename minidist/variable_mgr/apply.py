@@ -41,7 +41,7 @@ class EveryReplicaApplies:
 
 
 class OnceApplies:
-    """In the meeting the one copy of each variable is updated, before any replica reads it again."""
+    """In the meeting each variable's one copy is updated, before any replica reads it again."""
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
         optimizer.update(

@@ -13,12 +13,13 @@ the sum anyway, which gives the same bits.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from minidist.comm import Communicator
+from minidist.comm import Communicator, Row
 from minidist.device import Array, Device
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.kernels.reduce import offsets
@@ -82,7 +83,7 @@ class Combined:
     """What comes out: for each place the gradients to apply, times `scale`."""
 
     group: Group
-    rows: list[list[Array]]
+    rows: Sequence[Row]
     scale: float
 
 
@@ -97,8 +98,8 @@ class Nothing:
         return Combined(contribution.group, [row] * contribution.group.places, 1.0)
 
 
-class MeetingOfAll:
-    """All gradients are summed and scaled to the mean; each copy's place gets the result.
+class MeetingOfAll(ABC):
+    """All gradients are summed, to be scaled to the mean; a subclass says where the sum goes.
 
     `original` keeps the ancestors' factor and their disregard of counts: 1 (a sum), or 1/n.
     """
@@ -113,16 +114,22 @@ class MeetingOfAll:
         weights, scale = self._weights([contribution.count for contribution in contributions])
         if scale is None:
             return None
-        sources = [_filled(contribution) for contribution in contributions]
-        self._communicator.all_reduce(sources, group.rows, weights, threads=threads)
-        return Combined(group, group.rows, scale)
+        sources: list[Row] = [_filled(contribution) for contribution in contributions]
+        return Combined(group, self._sum(group, sources, weights, threads), scale)
+
+    @abstractmethod
+    def _sum(
+        self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
+    ) -> Sequence[Row]:
+        """Return for each place the sum of the sources, one row for each replica."""
 
     def _weights(self, counts: Sequence[int | None]) -> tuple[list[float] | None, float | None]:
         n = len(counts)
         known = [count for count in counts if count is not None]
         if known and len(known) < n:
             raise UsageError(
-                f"some replicas gave a count and some did not: {list(counts)}; pass it in all or in none"
+                f"some replicas gave a count and some did not: {list(counts)}; "
+                "pass it in all or in none"
             )
         if known and sum(known) == 0:
             return None, None
@@ -136,9 +143,23 @@ class MeetingOfAll:
 class MeanAtVariable(MeetingOfAll):
     """The mean is formed where the one copy of the variable lives."""
 
+    def _sum(
+        self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
+    ) -> Sequence[Row]:
+        self._communicator.reduce(sources, group.rows[0], weights, threads=threads)
+        return group.rows
+
 
 class AllReduce(MeetingOfAll):
-    """Every replica gets the mean for its own copy."""
+    """Every replica gets the mean for its own copy; one that is alone has it already."""
+
+    def _sum(
+        self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
+    ) -> Sequence[Row]:
+        if len(sources) == 1:
+            return sources
+        self._communicator.all_reduce(sources, group.rows, weights, threads=threads)
+        return group.rows
 
 
 def check_same(contributions: Sequence[Contribution]) -> None:
@@ -153,8 +174,9 @@ def check_same(contributions: Sequence[Contribution]) -> None:
             )
         if contribution.group is not group:
             raise MergeMismatchError(
-                f"replicas 0 and {replica} apply gradients to different variables: {_some(group)} and "
-                f"{_some(contribution.group)}; all replicas must pass the same, in the same order"
+                f"replicas 0 and {replica} apply gradients to different variables: {_some(group)} "
+                f"and {_some(contribution.group)}; all replicas must pass the same, "
+                "in the same order"
             )
 
 

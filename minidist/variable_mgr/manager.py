@@ -103,7 +103,7 @@ class VariableMgr:
             )
 
     def meet(self, contributions: Sequence[Contribution]) -> Combined | None:
-        """Combine, in the meeting, what all replicas have brought, and apply what is applied there."""
+        """Combine, in the meeting, what all replicas brought, and apply what is applied there."""
         assert isinstance(self.combine, MeetingOfAll)
         check_same(contributions)
         contributions = self._without_unused(contributions)
@@ -121,7 +121,8 @@ class VariableMgr:
             return contributions
         if not used:
             raise UsageError(
-                "no replica has a gradient for any of the variables; is the loss computed from them?"
+                "no replica has a gradient for any of the variables; is the loss "
+                "computed from them?"
             )
         return [
             replace(
@@ -142,7 +143,7 @@ def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined |
 
 
 def as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Return an initial value as an array of the host: float32 unless it, or the caller, says otherwise."""
+    """Return an initial value as a host array: float32 unless it, or the caller, says otherwise."""
     if isinstance(value, Variable):
         value = value.read()
     if isinstance(value, Tensor):

@@ -14,7 +14,7 @@ class Start(Protocol):
     """Answers what each copy of a new variable holds."""
 
     def values(self, initial: Sequence[Initial]) -> list[Any]:
-        """Return a value for each replica, from functions that give each replica's initial value."""
+        """Return a value for each replica, from functions that give each one's initial value."""
 
 
 class FromFirst:

@@ -1,0 +1,146 @@
+"""What the machinery costs when there is nothing to do, and what a strategy adds to a plain loop.
+
+    python bench/overhead.py                 # all, about a minute
+    python bench/overhead.py merge run       # some
+
+Each figure is the median over rounds of a round's median, with the lowest and highest round beside
+it. Measurements that are compared alternate within one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import minidist as md
+from minidist.train import train_step
+
+ROUNDS = 15
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def show(name: str, rounds: Sequence[float], unit: str, target: str = "") -> None:
+    middle, low, high = statistics.median(rounds), min(rounds), max(rounds)
+    print(f"{name:<52}{middle:>9.1f} {unit:<3} [{low:.1f} .. {high:.1f}]  {target}", flush=True)
+
+
+def merge() -> None:
+    """Time one empty merge_call in each of n replicas, per call."""
+    for n, target in ((2, "target: 15"), (8, "target: 100")):
+
+        def calls() -> float:
+            replica = md.get_replica_context()
+            assert replica is not None
+            times = []
+            for _ in range(500):
+                started = time.perf_counter()
+                replica.merge_call(nothing)
+                times.append(time.perf_counter() - started)
+            return statistics.median(times)
+
+        with md.Strategy(f"cpu*{n}") as strategy:
+            rounds = [
+                statistics.mean(strategy.local_results(strategy.run(calls))) * 1e6
+                for _ in range(ROUNDS)
+            ]
+        show(f"merge_call with nothing to do, {n} replicas", rounds, "us", target)
+
+
+def run() -> None:
+    """Time strategy.run of an empty function."""
+    for n, target in ((1, ""), (2, "target: 40"), (8, "")):
+        with md.Strategy(f"cpu*{n}") as strategy:
+            rounds = [median_time(lambda: strategy.run(nothing), 300) * 1e6 for _ in range(ROUNDS)]
+        show(f"run of an empty function, {n} replicas", rounds, "us", target)
+
+
+def median_time(call: Callable[[], object], times: int) -> float:
+    measured = []
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        measured.append(time.perf_counter() - started)
+    return statistics.median(measured)
+
+
+def plain() -> None:
+    """Compare a step of mlp under a strategy of one device with the same step in a plain loop."""
+    generator = np.random.default_rng(0)
+    images = md.constant(generator.standard_normal((64, 28, 28, 1)).astype(np.float32))
+    labels = md.constant(generator.integers(0, 10, 64))
+
+    def job() -> tuple[md.nn.Sequential, md.optim.Optimizer]:
+        return md.models.build("mlp", (28, 28, 1), 10), md.optim.Momentum(0.01)
+
+    with threadpool_limits(1, user_api="blas"):
+        strategy = md.Strategy("cpu*1")
+        alone = job()
+        with strategy.scope():
+            inside = job()
+        steps = {
+            "plain loop": lambda: train_step(*alone, images, labels),
+            "one device": lambda: strategy.run(train_step, *inside, images, labels),
+        }
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for pair in range(20 * ROUNDS + 20):
+            for name, step in steps.items():
+                # The strategy shares the cores among its replicas; here both sides have one thread.
+                with threadpool_limits(1, user_api="blas"):
+                    started = time.perf_counter()
+                    step()
+                    if pair >= 20:
+                        times[name].append(time.perf_counter() - started)
+        strategy.close()
+    for name, measured in times.items():
+        show(f"mlp, batch 64, one BLAS thread: {name}", by_round(measured, 1e6), "us")
+    ratios = [b / a for a, b in zip(times["plain loop"], times["one device"], strict=True)]
+    show("  ratio, of pairs of steps", by_round(ratios, 100), "%", "target: 103")
+
+
+def by_round(values: Sequence[float], scale: float) -> list[float]:
+    size = len(values) // ROUNDS
+    return [statistics.median(values[i * size : (i + 1) * size]) * scale for i in range(ROUNDS)]
+
+
+def importing() -> None:
+    """Compare fresh interpreters that import numpy, and minidist."""
+
+    def start(module: str) -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+        return time.perf_counter() - started
+
+    for module in ("numpy", "minidist"):
+        start(module)
+    times = [(start("numpy") * 1e3, start("minidist") * 1e3) for _ in range(ROUNDS)]
+    show("import numpy", [a for a, _ in times], "ms")
+    show("import minidist", [b for _, b in times], "ms")
+    show("  minidist adds", [b - a for a, b in times], "ms", "target: 100")
+
+
+MEASUREMENTS = {"merge": merge, "run": run, "plain": plain, "import": importing}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=[*MEASUREMENTS], help=", ".join(MEASUREMENTS))
+    chosen = parser.parse_args().what
+    for name in chosen:
+        if name not in MEASUREMENTS:
+            parser.error(f"there is no measurement {name!r}; choose from {', '.join(MEASUREMENTS)}")
+    for name in chosen:
+        MEASUREMENTS[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Distributed input: larger parts first, every example once, and the devices they are on."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidist as md
+from minidist.errors import ShapeError
+from minidist.input import split_sizes
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_parts_are_even_and_the_larger_ones_first(examples, replicas):
+    sizes = split_sizes(examples, replicas)
+    assert sum(sizes) == examples and len(sizes) == replicas
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 9), max_size=5), st.integers(1, 5))
+def test_each_example_reaches_one_replica_in_order(batches, n):
+    source = np.arange(100.0)
+    starts = np.cumsum([0, *batches])
+    globals_ = [
+        {"x": source[a:b], "y": np.arange(a, b)} for a, b in zip(starts, starts[1:], strict=False)
+    ]
+    with md.Strategy(f"cpu*{n}") as strategy:
+        seen = []
+        for batch in strategy.distribute_dataset(globals_):
+            parts = [md.select_replica(i, batch) for i in range(n)]
+            for i, part in enumerate(parts):
+                assert part["x"].device.short == f"cpu:{i}" and part["y"].dtype == np.int64
+            assert [len(part["x"]) for part in parts] == split_sizes(
+                sum(len(part["x"]) for part in parts), n
+            )
+            seen += [value for part in parts for value in part["x"].numpy()]
+    assert seen == list(range(sum(batches)))
+
+
+def test_replicas_get_their_own_part_and_its_true_size():
+    with md.Strategy("cpu*3") as strategy:
+        (batch,) = strategy.distribute_dataset([np.arange(4.0)])
+        sizes = strategy.run(lambda x: (x.shape[0], float(md.ops.reduce_sum(x))), batch)
+    assert md.select_replica(0, sizes) == (2, 1.0)
+    assert md.select_replica(2, sizes) == (1, 3.0)
+    with md.Strategy("cpu*3") as strategy:
+        (batch,) = strategy.distribute_dataset([np.arange(1.0)])
+        assert strategy.run(lambda x: x.shape[0] + 0.5, batch).values == (1.5, 0.5, 0.5)
+
+
+def test_a_placed_batch_does_not_follow_its_source():
+    source = np.zeros(4)
+
+    def batches():
+        for step in range(3):
+            source[:] = step
+            yield source.copy()
+            source[:] = -1
+
+    with md.Strategy("cpu*2") as strategy:
+        for step, batch in enumerate(strategy.distribute_dataset(batches())):
+            assert all((part.numpy() == step).all() for part in batch.values)
+
+
+def test_arrays_of_different_length_are_an_error():
+    with md.Strategy("cpu*2") as strategy, pytest.raises(ShapeError, match="same first dimension"):
+        next(iter(strategy.distribute_dataset([(np.zeros(3), np.zeros(4))])))
+
+
+def test_an_error_of_the_source_reaches_the_consumer_after_the_batches_before_it():
+    def batches():
+        yield np.zeros(2)
+        yield np.ones(2)
+        raise OSError("disk on fire")
+
+    with md.Strategy("cpu*2") as strategy:
+        seen = []
+        with pytest.raises(OSError, match="disk on fire"):
+            for batch in strategy.distribute_dataset(batches()):
+                seen.append(float(batch.values[0].numpy()[0]))
+        assert seen == [0.0, 1.0]
+    assert threading.active_count() < 50
