@@ -19,14 +19,11 @@ How a run ends
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -34,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 import optree
 
 from minidist import context
-from minidist.errors import ContextError, ForkError, HangError, MergeMismatchError
+from minidist.errors import ContextError, HangError, MergeMismatchError
 from minidist.kernels.rendezvous import Fence, Rendezvous
+from minidist.pool import Pool, Worker
 from minidist.tape import stop_recording
 from minidist.tensor import Tensor, to_device
 from minidist.threads import cores
@@ -62,102 +60,6 @@ def _place(code: CodeType, line: int) -> str:
 def _code(fn: Any) -> Any:
     """Return what is the same for the same function defined anew in each replica."""
     return getattr(fn, "__code__", fn)
-
-
-# --- threads ------------------------------------------------------------------------------------
-
-
-class _Worker:
-    """A thread that does one job after another; `post` must not be called before the last ended."""
-
-    def __init__(self, number: int, spin: float) -> None:
-        self.abandoned = False
-        self._posted = Fence(spin)
-        self._job: Callable[[], None] | None = None
-        self.thread = threading.Thread(
-            target=self._loop, name=f"minidist worker {number}", daemon=True
-        )
-        self.thread.start()
-
-    def post(self, job: Callable[[], None] | None) -> None:
-        self._job = job
-        self._posted.advance()
-
-    def _loop(self) -> None:
-        jobs = 0
-        while not self.abandoned:
-            jobs += 1
-            self._posted.wait(jobs)
-            job, self._job = self._job, None
-            if job is None:
-                return
-            job()
-            del job
-
-
-class Pool:
-    """The threads of one strategy, started when first needed and kept.
-
-    Raises ForkError where the process was forked since: threads do not survive a fork.
-    """
-
-    def __init__(self) -> None:
-        self._idle: list[_Worker] = []
-        self._all: list[_Worker] = []
-        self._made = 0
-        self.closed = False
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        _pools.add(self)
-
-    def take(self, count: int, spin: float) -> list[_Worker]:
-        if os.getpid() != self._pid:
-            raise ForkError(
-                f"this process ({os.getpid()}) was forked from {self._pid} after its strategy had "
-                "been made, and threads do not survive a fork; make the strategy in the child, or "
-                "start processes with multiprocessing's 'spawn' method"
-            )
-        with self._lock:
-            if self.closed:
-                raise ContextError("this strategy is closed; make a new one to run anything")
-            taken, self._idle = self._idle[:count], self._idle[count:]
-            while len(taken) < count:
-                worker = _Worker(self._made, spin)
-                self._made += 1
-                self._all.append(worker)
-                taken.append(worker)
-        return taken
-
-    def give_back(self, workers: Sequence[_Worker]) -> None:
-        with self._lock:
-            self._all = [worker for worker in self._all if not worker.abandoned]
-            self._idle = [worker for worker in workers if not worker.abandoned] + self._idle
-            closed = self.closed
-        if closed:
-            self.close()
-
-    def close(self) -> None:
-        """End the threads that are idle; those at work end when they are given back."""
-        with self._lock:
-            self.closed = True
-            idle, self._idle = self._idle, []
-            self._all = [worker for worker in self._all if worker not in idle]
-        if os.getpid() != self._pid:
-            return
-        for worker in idle:
-            worker.post(None)
-        for worker in idle:
-            worker.thread.join()
-
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_pools() -> None:
-    """End replica threads before the interpreter is taken down around them."""
-    for pool in list(_pools):
-        pool.close()
 
 
 # --- replicas -----------------------------------------------------------------------------------
@@ -259,9 +161,7 @@ class Run:
                 for i, worker in enumerate(workers):
                     worker.post(_Job(self, i))
                 self._watch(workers)
-            except (
-                BaseException
-            ) as failure:  # KeyboardInterrupt, or a run around this one was stopped
+            except BaseException as failure:  # Ctrl-C, a hang, or a run around this one ended
                 self._fail(failure, None)
             if self._failure is not None:
                 self._abandon(workers)
@@ -275,27 +175,26 @@ class Run:
                 self._failure = None  # its traceback refers to this run: no circle
         return regroup(self._results, devices=self._devices)
 
-    def _watch(self, workers: Sequence[_Worker]) -> None:
+    def _watch(self, workers: Sequence[Worker]) -> None:
         """Wait until all have ended or one has failed. Between two waits Python handles signals."""
         parent = self._caller.run  # where this run is nested in a merge function of another
-        reported = False
+        reported: float | None = None
         while not self._ended.wait(self.n, TICK):
             if self._failure is not None:
                 return
-            if parent is not None and parent._failure is not None:
+            if parent is not None and parent._rendezvous.stopped:
                 raise Stopped
             since = self._first_arrival
             if since is None:
-                reported = False
                 continue
             waited = time.monotonic() - since
             if waited > self._deadline:
                 raise HangError(self._report(workers, waited))
-            if waited > self._report_after and not reported:
-                reported = True
+            if waited > self._report_after and reported != since:
+                reported = since
                 log.warning("%s", self._report(workers, waited))
 
-    def _abandon(self, workers: Sequence[_Worker]) -> None:
+    def _abandon(self, workers: Sequence[Worker]) -> None:
         """Give the replicas of a failed run a moment to end; name and abandon those that do not."""
         if self._ended.wait(self.n, GRACE):
             return
@@ -309,7 +208,7 @@ class Run:
                     f"{_stack(worker.thread)}"
                 )
 
-    def _report(self, workers: Sequence[_Worker], waited: float) -> str:
+    def _report(self, workers: Sequence[Worker], waited: float) -> str:
         here = [i for i in range(self.n) if self._rendezvous.payloads[i] is not None]
         gone = [i for i in range(self.n) if self._rendezvous.departed[i]]
         missing = [i for i in range(self.n) if i not in here and i not in gone]
@@ -440,6 +339,7 @@ class Run:
 
     def _take_turn(self, i: int, meetings: int) -> None:
         self._turn.wait(meetings * self.n + i)
+        self._first_arrival = time.monotonic()  # from now on the others wait for this one
         if self._rendezvous.stopped:
             raise Stopped
 

@@ -26,7 +26,8 @@ from minidist.device import Device
 from minidist.device import devices as parse_devices
 from minidist.errors import ContextError, MergeMismatchError, UsageError
 from minidist.input import DistributedDataset
-from minidist.replica import Pool, Replica, Run
+from minidist.pool import Pool
+from minidist.replica import Replica, Run
 from minidist.threads import limit_blas, release_blas
 from minidist.values import local_results, select_device_mirrored
 from minidist.variable import Variable, VariableAggregation, VariableSynchronization

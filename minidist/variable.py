@@ -242,7 +242,7 @@ def _fitting(copy: Copy, value: Any) -> Tensor:
         tensor = to_device(value, copy.device)
     else:
         array = np.asarray(value)
-        if array.ndim == 0 or np.can_cast(array.dtype, copy.array.dtype, "same_kind"):
+        if np.can_cast(array.dtype, copy.array.dtype, "same_kind"):
             array = array.astype(copy.array.dtype)
         tensor = Tensor(copy.device.copy_in(array), copy.device)
     if tensor.shape != tuple(copy.array.shape) or tensor.dtype != copy.array.dtype:

@@ -1,20 +1,18 @@
-"""The variable policies as plain sequential loops over NumPy arrays, written from their formulas alone.
+"""The variable policies as plain sequential loops over NumPy arrays, written from formulas alone.
 
 Nothing of minidist is used here. Every constant is rounded once to the element type (what is known
-of it in advance, such as 1 - beta or 1/n, before it is rounded), and every step of the arithmetic is
+in advance, such as 1 - beta or 1/n, is computed before that), and every step of the arithmetic is
 then done in that type, one operation after another; so results can be compared bit for bit.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 INDEPENDENT, SHARED = "independent", "shared"
 
-# Each rule: (weights, gradient, slots, number of the step from 1, constants, rounding) -> new weights.
-# `slots` is a dict of arrays that the rule keeps and replaces.
+# Each rule: (weights, gradient, slots, number of the step from 1, constants, rounding) gives new
+# weights. `slots` is a dict of arrays that the rule keeps and replaces.
 
 
 def sgd(w, g, slots, step, c, r):
@@ -35,7 +33,8 @@ def nesterov(w, g, slots, step, c, r):
 
 def rmsprop(w, g, slots, step, c, r):
     s = r(c["decay"]) * slots.get("s", np.ones_like(w)) + r(1 - c["decay"]) * (g * g)
-    m = r(c["momentum"]) * slots.get("m", np.zeros_like(w)) + r(c["lr"]) * g / np.sqrt(s + r(c["epsilon"]))
+    scaled = r(c["lr"]) * g / np.sqrt(s + r(c["epsilon"]))
+    m = r(c["momentum"]) * slots.get("m", np.zeros_like(w)) + scaled
     slots["s"], slots["m"] = s, m
     return w - m
 
@@ -78,10 +77,14 @@ class Oracle:
 
     kind: INDEPENDENT, where each replica goes its own way, or SHARED: all other synchronous
     policies, which differ in who does the arithmetic but not in the arithmetic.
-    starts: the first weights of each replica. decays: for each variable, whether weight decay applies.
+    starts: the first weights of each replica. decays: for each variable, whether weight decay
+    applies. Without any example behind a gradient (all counts that it depends on are 0) there is
+    no step.
     """
 
-    def __init__(self, kind, rule, starts, *, weight_decay=0.0, decays=None, combine=mean, **constants):
+    def __init__(
+        self, kind, rule, starts, *, weight_decay=0.0, decays=None, combine=mean, **constants
+    ):
         self.kind = kind
         self.rule = RULES[rule]
         self.combine = combine
@@ -92,19 +95,27 @@ class Oracle:
         if kind == SHARED:
             self.weights = [self.weights[0]] * len(starts)
         self.slots = [[{} for _ in start] for start in starts]
-        self.iterations = 0
+        self.steps = [0] * len(starts)
+
+    @property
+    def iterations(self):
+        """The number of steps; of the replica that took most where they go their own ways."""
+        return max(self.steps)
 
     def step(self, gradients, counts=None):
         """Apply `gradients[replica][i]`; None where a replica did not use a variable."""
-        self.iterations += 1
+        n = len(gradients)
         if self.kind == INDEPENDENT:
-            self.weights = [
-                self._apply(weights, slots, own)
-                for weights, slots, own in zip(self.weights, self.slots, gradients, strict=True)
+            for replica in range(n):
+                if counts is None or counts[replica]:
+                    self._apply(replica, gradients[replica])
+        elif counts is None or any(counts):
+            merged = [
+                self._merge(i, [own[i] for own in gradients], counts)
+                for i in range(len(gradients[0]))
             ]
-            return
-        merged = [self._merge(i, [own[i] for own in gradients], counts) for i in range(len(gradients[0]))]
-        self.weights = [self._apply(self.weights[0], self.slots[0], merged)] * len(self.weights)
+            self._apply(0, merged)
+            self.weights = [self.weights[0]] * n
 
     def _merge(self, i, gradients, counts):
         if all(gradient is None for gradient in gradients):
@@ -113,16 +124,19 @@ class Oracle:
         filled = [np.zeros_like(like) if gradient is None else gradient for gradient in gradients]
         return self.combine(filled, counts, like.dtype.type)
 
-    def _apply(self, weights, slots, gradients):
-        result = []
+    def _apply(self, replica, gradients):
+        self.steps[replica] += 1
+        weights = list(self.weights[replica])
         for i, (w, g) in enumerate(zip(weights, gradients, strict=True)):
             if g is not None:
                 r = w.dtype.type
                 if self.weight_decay and self.decays[i]:
                     g = g + r(self.weight_decay) * w
-                w = np.asarray(self.rule(w, g, slots[i], self.iterations, self.constants, r))
-            result.append(w)
-        return result
+                new = self.rule(
+                    w, g, self.slots[replica][i], self.steps[replica], self.constants, r
+                )
+                weights[i] = np.asarray(new)
+        self.weights[replica] = weights
 
 
 class TwoLayers:
@@ -131,7 +145,7 @@ class TwoLayers:
     Smooth everywhere, so rounding cannot push an example over a kink.
     """
 
-    shapes = ((7, 5), (5,), (5, 3), (3,), ())          # a, b, c, d, gain
+    shapes = ((7, 5), (5,), (5, 3), (3,), ())  # a, b, c, d, gain
     features, classes = 7, 3
 
     @classmethod
@@ -166,13 +180,14 @@ class TwoLayers:
 
 
 def split(count, n):
-    """Return how many of `count` examples each of n replicas gets: as even as can be, larger first."""
+    """Return how many of `count` examples each of n replicas gets: even, the larger first."""
     return [count // n + (i < count % n) for i in range(n)]
 
 
 def relative_norm(results, expected):
     """Return |results - expected| / |expected| over lists of arrays, in float64."""
-    difference = math.sqrt(sum(
-        float(np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2)) for a, b in zip(results, expected, strict=True)
-    ))
-    return difference / math.sqrt(sum(float(np.sum(np.asarray(b, float) ** 2)) for b in expected))
+
+    def flat(arrays):
+        return np.concatenate([np.ravel(array).astype(float) for array in arrays])
+
+    return np.linalg.norm(flat(results) - flat(expected)) / np.linalg.norm(flat(expected))

@@ -1,4 +1,4 @@
-"""The policies and optimizers under test by name, and a `Trainer`: minidist's side of the comparison.
+"""The policies and optimizers under test by name, and a `Trainer`: minidist's side of a comparison.
 
 The other side is oracle.py.
 """
@@ -28,8 +28,11 @@ CONSTANTS = {
     "adam": {"lr": 0.007, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
 }
 _CLASSES = {
-    "sgd": md.optim.SGD, "momentum": md.optim.Momentum, "nesterov": md.optim.Momentum,
-    "rmsprop": md.optim.RMSProp, "adam": md.optim.Adam,
+    "sgd": md.optim.SGD,
+    "momentum": md.optim.Momentum,
+    "nesterov": md.optim.Momentum,
+    "rmsprop": md.optim.RMSProp,
+    "adam": md.optim.Adam,
 }
 
 
@@ -60,7 +63,11 @@ class Trainer:
         decays = decays or [True] * len(starts[0])
         with self.strategy.scope():
             self.variables = [
-                md.Variable(_one_after_another([start[i] for start in starts]), name=f"v{i}", decays=decays[i])
+                md.Variable(
+                    _one_after_another([start[i] for start in starts]),
+                    name=f"v{i}",
+                    decays=decays[i],
+                )
                 for i in range(len(starts[0]))
             ]
 
@@ -82,6 +89,7 @@ class Trainer:
 
     def apply(self, optimizer, gradients, counts=None):
         """Apply given arrays: `gradients[replica][i]`, None where a variable is not used."""
+
         def step(replica):
             pairs = [
                 (None if gradient is None else md.constant(gradient), variable)
@@ -98,7 +106,9 @@ class Trainer:
     def check(self, expected):
         """Compare what replicas read, and all copies, with `expected[replica][i]`, bit for bit."""
         for replica, weights in enumerate(self.weights()):
-            for variable, read, right in zip(self.variables, weights, expected[replica], strict=True):
+            for variable, read, right in zip(
+                self.variables, weights, expected[replica], strict=True
+            ):
                 assert same_bits(read, right), (replica, variable, read, right)
         for i, variable in enumerate(self.variables):
             assert len(variable.copies) in (1, self.n)

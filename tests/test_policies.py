@@ -1,4 +1,4 @@
-"""Every policy with every optimizer follows the oracle, step by step: bit for bit where gradients are given."""
+"""Every policy with every optimizer follows the oracle step by step, given gradients bitwise."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from minidist import context, train
 DEVICES = [1, 2, 3, 5]
 DTYPES = ["float32", "float64"]
 SHAPES = [(), (1,), (3,), (2, 5), (7, 11), (3, 1, 4, 2)]
-LARGE = [(40_003,), (129, 131), ()]                # beyond the 16 Ki elements where threads begin
-BOUND = {"float32": 1e-5, "float64": 1e-12}        # relative norm, across orders of summation
+LARGE = [(40_003,), (129, 131), ()]  # beyond the 16 Ki elements where threads begin
+BOUND = {"float32": 1e-5, "float64": 1e-12}  # relative norm, across orders of summation
 
 
 def arrays(rng, shapes, dtype):
@@ -37,7 +37,7 @@ def schedule(n):
 
 
 def given_gradients(rng, shapes, dtype, counts, n):
-    """Return random gradients; zeros where a replica's count is 0, as its mean over no examples is."""
+    """Return random gradients; zeros where the count is 0, as a mean over no examples has."""
     gradients = [arrays(rng, shapes, dtype) for _ in range(n)]
     for replica, count in enumerate(counts or []):
         if count == 0:
@@ -94,12 +94,22 @@ def test_a_gradient_behind_which_there_is_no_example_counts_for_nothing(policy):
         trainer.check([[np.array([-1.0, -1.0, -1.0])]] * 3)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_step_without_any_example_leaves_zero_gradients_harmless(policy):
-    starts = [[np.ones(3)]] * 2
+def test_a_global_batch_without_any_example_is_no_step(policy, rule):
+    """Also where momentum or weight decay would move the weights without a gradient."""
+    n = 2
+    rng = np.random.default_rng(4)
+    starts = [arrays(rng, SHAPES, "float64") for _ in range(n)]
+    expected = oracle(policy, rule, starts, weight_decay=0.01)
+    opt = optimizer(rule, 0.01)
     with Trainer(policy, starts) as trainer:
-        trainer.apply(md.optim.SGD(0.1), [[np.zeros(3)]] * 2, [0, 0])
-        trainer.check(starts)
+        for counts in [[0, 0], [2, 1], [0, 0], [1, 1]]:
+            gradients = given_gradients(rng, SHAPES, "float64", counts, n)
+            trainer.apply(opt, gradients, counts)
+            expected.step(gradients, counts)
+            trainer.check(expected.weights)
+    assert opt.iterations == expected.iterations == 2
 
 
 # --- gradients from the tape --------------------------------------------------------------------
@@ -108,7 +118,10 @@ def test_a_step_without_any_example_leaves_zero_gradients_harmless(policy):
 def parts(x, labels, counts):
     """Return each replica's slice of a global batch."""
     ends = np.cumsum(counts)
-    return [(x[end - count:end], labels[end - count:end]) for end, count in zip(ends, counts, strict=True)]
+    return [
+        (x[end - count : end], labels[end - count : end])
+        for end, count in zip(ends, counts, strict=True)
+    ]
 
 
 def two_layers(variables, x, labels):
@@ -139,7 +152,9 @@ def test_training_follows_the_oracle_step_by_step(policy, rule, n, dtype):
                 with md.GradientTape() as tape:
                     loss = two_layers(trainer.variables, *batches[replica])
                 gradients = tape.gradient(loss, trainer.variables)
-                opt.apply_gradients(zip(gradients, trainer.variables, strict=True), count=counts[replica])
+                opt.apply_gradients(
+                    zip(gradients, trainer.variables, strict=True), count=counts[replica]
+                )
                 return float(loss)
 
             losses = trainer.each(step)
@@ -147,7 +162,10 @@ def test_training_follows_the_oracle_step_by_step(policy, rule, n, dtype):
                 right = TwoLayers.loss(expected.weights[replica], *batches[replica])
                 assert losses[replica] == pytest.approx(right, rel=BOUND[dtype], abs=BOUND[dtype])
             expected.step(
-                [TwoLayers.gradients(w, *batch) for w, batch in zip(expected.weights, batches, strict=True)],
+                [
+                    TwoLayers.gradients(w, *batch)
+                    for w, batch in zip(expected.weights, batches, strict=True)
+                ],
                 counts,
             )
             for read, right in zip(trainer.weights(), expected.weights, strict=True):
@@ -155,19 +173,23 @@ def test_training_follows_the_oracle_step_by_step(policy, rule, n, dtype):
 
 
 def train_two_layers(policy, n, rule, dtype):
-    """Train the oracle's TwoLayers on global batches split over n replicas; return what each reads."""
+    """Train the oracle's TwoLayers on global batches split over n; return what each reads."""
     rng = np.random.default_rng(5)
     with Trainer(policy, [TwoLayers.start(rng, dtype)] * n) as trainer:
         opt = optimizer(rule, 0.01)
         for examples in [9, 8, 7, 2]:
             batches = parts(
                 rng.normal(size=(examples, TwoLayers.features)).astype(dtype),
-                rng.integers(TwoLayers.classes, size=examples), split(examples, n),
+                rng.integers(TwoLayers.classes, size=examples),
+                split(examples, n),
             )
-            trainer.each(lambda replica, batches=batches: opt.minimize(
-                lambda: two_layers(trainer.variables, *batches[replica]), trainer.variables,
-                count=len(batches[replica][1]),
-            ))
+            trainer.each(
+                lambda replica, batches=batches: opt.minimize(
+                    lambda: two_layers(trainer.variables, *batches[replica]),
+                    trainer.variables,
+                    count=len(batches[replica][1]),
+                )
+            )
         return trainer.weights()
 
 
@@ -192,11 +214,11 @@ def test_every_optimizer_agrees_with_one_device_that_has_the_whole_batch(rule, n
 # --- whole models -------------------------------------------------------------------------------
 
 
-SIZES = [10, 7, 3]           # examples in the global batches; the last leaves some replicas empty
+SIZES = [10, 7, 3]  # examples in the global batches; the last leaves some replicas empty
 
 
 def train_model(name, policy, n, dtype, rule="nesterov", **options):
-    """Train a model of `models/` on random images; return the strategy, the model and the results."""
+    """Train a model of `models/` on random images; return its weights and all checksums."""
     rng = np.random.default_rng(8)
     context.seed(11)
     variable_update, policy_options = POLICIES[policy]
@@ -207,7 +229,8 @@ def train_model(name, policy, n, dtype, rule="nesterov", **options):
         with strategy.scope():
             model = md.models.build(name, (8, 8, 1), 10, dtype)
         batches = [
-            (rng.normal(size=(size, 8, 8, 1)).astype(dtype), rng.integers(10, size=size)) for size in SIZES
+            (rng.normal(size=(size, 8, 8, 1)).astype(dtype), rng.integers(10, size=size))
+            for size in SIZES
         ]
         for images, labels in strategy.distribute_dataset(batches):
             strategy.run(train.train_step, model, opt, images, labels)
@@ -230,10 +253,18 @@ def on_one_device():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
-@pytest.mark.parametrize(("policy", "n"), [
-    ("replicated", 1), ("replicated", 2), ("replicated", 5), ("parameter_server", 3),
-])
-def test_n_devices_agree_with_one_device_that_has_the_whole_batch(on_one_device, name, policy, n, dtype):
+@pytest.mark.parametrize(
+    ("policy", "n"),
+    [
+        ("replicated", 1),
+        ("replicated", 2),
+        ("replicated", 5),
+        ("parameter_server", 3),
+    ],
+)
+def test_n_devices_agree_with_one_device_that_has_the_whole_batch(
+    on_one_device, name, policy, n, dtype
+):
     weights, checksums = train_model(name, policy, n, dtype)
     assert relative_norm(weights, on_one_device(name, dtype)) <= BOUND[dtype]
     assert len(checksums) == n
@@ -263,17 +294,28 @@ def test_the_same_seed_gives_the_same_bits_with_threads_and_in_turns(policy):
 @st.composite
 def programs(draw):
     n = draw(st.integers(1, 4))
-    shapes = draw(st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4))
-    steps = draw(st.lists(
-        st.tuples(
-            st.none() | st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any),
-            st.lists(st.booleans(), min_size=n * len(shapes), max_size=n * len(shapes)).filter(any),
-        ),
-        min_size=1, max_size=4,
-    ))
+    shapes = draw(
+        st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4)
+    )
+    steps = draw(
+        st.lists(
+            st.tuples(
+                st.none() | st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any),
+                st.lists(st.booleans(), min_size=n * len(shapes), max_size=n * len(shapes)).filter(
+                    any
+                ),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
     return {
-        "n": n, "shapes": shapes, "steps": steps, "rule": draw(st.sampled_from(sorted(RULES))),
-        "weight_decay": draw(st.sampled_from([0, 0.01])), "dtype": draw(st.sampled_from(DTYPES)),
+        "n": n,
+        "shapes": shapes,
+        "steps": steps,
+        "rule": draw(st.sampled_from(sorted(RULES))),
+        "weight_decay": draw(st.sampled_from([0, 0.01])),
+        "dtype": draw(st.sampled_from(DTYPES)),
         "seed": draw(st.integers(0, 2**16)),
     }
 

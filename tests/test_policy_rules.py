@@ -1,6 +1,8 @@
-"""What apply_gradients promises beside its arithmetic: unused variables, order, errors, placement."""
+"""What apply_gradients promises beside arithmetic: unused variables, order, errors, placement."""
 
 from __future__ import annotations
+
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -36,7 +38,9 @@ def loss_of(trainer, batch):
     a, b, c, d, gain = trainer.variables
     x, labels = md.constant(batch[0]), md.constant(batch[1])
     h = md.ops.square(md.ops.matmul(x, a) + b)
-    return md.ops.reduce_mean(md.ops.softmax_cross_entropy(gain * (md.ops.matmul(h, c) + d), labels))
+    return md.ops.reduce_mean(
+        md.ops.softmax_cross_entropy(gain * (md.ops.matmul(h, c) + d), labels)
+    )
 
 
 def batch(rng, size, dtype=float):
@@ -191,13 +195,16 @@ def test_applying_twice_in_a_run_builds_on_the_first_result(policy, n, rng):
     opt = optimizer("momentum", 0.01)
     gradients = [arrays(rng, n), arrays(rng, n)]
     with Trainer(policy, starts) as trainer:
+
         def twice(replica):
             seen = []
             for step in range(2):
-                opt.apply_gradients([
-                    (md.constant(g), v)
-                    for g, v in zip(gradients[step][replica], trainer.variables, strict=True)
-                ])
+                opt.apply_gradients(
+                    [
+                        (md.constant(g), v)
+                        for g, v in zip(gradients[step][replica], trainer.variables, strict=True)
+                    ]
+                )
                 seen.append([v.numpy() for v in trainer.variables])
             return seen
 
@@ -220,11 +227,13 @@ def test_gradients_are_only_read(policy, n, rng):
         opt = optimizer("nesterov", 0.01)
         tensors = trainer.each(lambda replica: [md.constant(g) for g in given[replica]])
         for counts in [None, [2, *[1] * (n - 1)]]:
-            trainer.each(lambda replica, counts=counts: opt.apply_gradients(
-                list(zip(tensors[replica], trainer.variables, strict=True)),
-                count=counts and counts[replica],
-            ))
-        for tensor, g in zip(sum(tensors, []), sum(given, []), strict=True):
+            trainer.each(
+                lambda replica, counts=counts: opt.apply_gradients(
+                    list(zip(tensors[replica], trainer.variables, strict=True)),
+                    count=counts and counts[replica],
+                )
+            )
+        for tensor, g in zip(chain(*tensors), chain(*given), strict=True):
             assert same_bits(tensor.numpy(), g)
 
 
@@ -240,9 +249,11 @@ def test_minimize_is_gradient_and_apply_gradients(policy, rule, dtype):
         with Trainer(policy, starts) as trainer:
             for sizes in [(4, 3), (2, 0), (1, 1)]:
                 batches = [batch(rng, size, dtype) for size in sizes]
-                losses.append(trainer.each(
-                    lambda replica, batches=batches: float(how(opt, trainer, batches[replica]))
-                ))
+                losses.append(
+                    trainer.each(
+                        lambda replica, batches=batches: float(how(opt, trainer, batches[replica]))
+                    )
+                )
             return losses, trainer.weights()
 
     def minimize(opt, trainer, part):
@@ -258,7 +269,7 @@ def test_minimize_is_gradient_and_apply_gradients(policy, rule, dtype):
     losses, weights = train(minimize)
     losses_by_hand, weights_by_hand = train(by_hand)
     assert losses == losses_by_hand
-    for a, b in zip(sum(weights, []), sum(weights_by_hand, []), strict=True):
+    for a, b in zip(chain(*weights), chain(*weights_by_hand), strict=True):
         assert same_bits(a, b)
 
 
@@ -274,10 +285,15 @@ def sum_over_replicas(gradients, counts, r):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize(("policy", "combine"), [
-    ("replicated", sum_over_replicas), ("parameter_server", mean_of_replicas),
-    ("parameter_server_device", mean_of_replicas), ("independent", None),
-])
+@pytest.mark.parametrize(
+    ("policy", "combine"),
+    [
+        ("replicated", sum_over_replicas),
+        ("parameter_server", mean_of_replicas),
+        ("parameter_server_device", mean_of_replicas),
+        ("independent", None),
+    ],
+)
 def test_the_original_scale_is_each_policys_own_and_knows_no_counts(policy, combine, n, rng):
     """Replicated adds the replicas' gradients up, the parameter server takes their mean."""
     starts = arrays(rng, n)
@@ -342,7 +358,7 @@ def test_what_a_replica_reads_from_a_parameter_server_is_a_copy_on_its_own_devic
         # The replica that hosts the variable need not fetch what it has.
         hosted = variable.copies[0].device.short == "cpu:0"
         for i, a in enumerate(arrays):
-            for b in arrays[i + 1 + (hosted and i == 0):]:
+            for b in arrays[i + 1 + (hosted and i == 0) :]:
                 assert not np.shares_memory(a, b)
 
 
@@ -395,11 +411,14 @@ def test_gradients_cannot_be_applied_in_cross_replica_context(trainer):
 def test_a_gradient_of_another_shape_or_dtype_is_an_error(trainer):
     opt, variable = md.optim.SGD(1.0), trainer.variables[0]
     for gradient, words in [
-        (np.ones(3), ["'v0'", "2", "3"]), (np.ones((2, 1)), ["'v0'", "2, 1"]),
+        (np.ones(3), ["'v0'", "2", "3"]),
+        (np.ones((2, 1)), ["'v0'", "2, 1"]),
         (np.ones(2, np.float32), ["'v0'", "float32", "float64"]),
     ]:
         with pytest.raises(ShapeError) as caught:
-            trainer.each(lambda replica, g=gradient: opt.apply_gradients([(md.constant(g), variable)]))
+            trainer.each(
+                lambda replica, g=gradient: opt.apply_gradients([(md.constant(g), variable)])
+            )
         assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -413,19 +432,26 @@ def test_one_replica_with_a_gradient_of_another_shape_fails_the_run(policy):
         trainer.check(starts)
 
 
-@pytest.mark.parametrize("choose", [
-    lambda pairs, replica: pairs[replica == 2:][:1], lambda pairs, replica: pairs[:2 - (replica == 2)],
-    lambda pairs, replica: pairs[::-1] if replica == 2 else pairs,
-], ids=["others", "fewer", "another order"])
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda pairs, replica: pairs[replica == 2 :][:1],
+        lambda pairs, replica: pairs[: 2 - (replica == 2)],
+        lambda pairs, replica: pairs[::-1] if replica == 2 else pairs,
+    ],
+    ids=["others", "fewer", "another order"],
+)
 @pytest.mark.parametrize("policy", SYNCHRONOUS)
 def test_replicas_must_pass_the_same_variables(policy, choose):
     starts = [[np.ones(2), np.ones(3)]] * 3
     with Trainer(policy, starts) as trainer:
         opt = md.optim.SGD(1.0)
         with pytest.raises(MergeMismatchError, match=r"replicas 0 and 2.*v0.*v1"):
-            trainer.each(lambda replica: opt.apply_gradients(
-                choose([(md.constant(np.ones(v.shape)), v) for v in trainer.variables], replica)
-            ))
+            trainer.each(
+                lambda replica: opt.apply_gradients(
+                    choose([(md.constant(np.ones(v.shape)), v) for v in trainer.variables], replica)
+                )
+            )
         trainer.check(starts)
 
 
@@ -436,9 +462,11 @@ def test_replicas_must_use_the_same_optimizer(policy):
     opts = [md.optim.SGD(1.0), md.optim.SGD(1.0), md.optim.SGD(0.5)]
     with Trainer(policy, starts) as trainer:
         with pytest.raises(MergeMismatchError, match="optimizer"):
-            trainer.each(lambda replica: opts[replica].apply_gradients(
-                [(md.constant(np.ones(2)), trainer.variables[0])]
-            ))
+            trainer.each(
+                lambda replica: opts[replica].apply_gradients(
+                    [(md.constant(np.ones(2)), trainer.variables[0])]
+                )
+            )
         trainer.check(starts)
 
 
@@ -458,17 +486,28 @@ def test_a_variable_of_another_strategy_is_an_error(trainer):
     with Trainer("replicated", [[np.ones(2)]] * 2) as other:
         stranger = other.variables[0]
         with pytest.raises(ContextError, match="'v0' belongs to"):
-            trainer.each(lambda replica: md.optim.SGD(1.0).apply_gradients(
-                [(md.constant(np.ones(2)), stranger)]
-            ))
+            trainer.each(
+                lambda replica: md.optim.SGD(1.0).apply_gradients(
+                    [(md.constant(np.ones(2)), stranger)]
+                )
+            )
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"variable_update": "mirrored"}, ["mirrored", "independent", "parameter_server", "replicated"]),
-    ({"gradient_scale": "sum"}, ["sum", "mean", "original"]),
-    ({"variable_update": "parameter_server", "local_parameter_device": "disk"}, ["disk", "cpu", "device"]),
-    ({"gradient_scaling": "mean"}, ["gradient_scaling", "gradient_scale"]),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"variable_update": "mirrored"},
+            ["mirrored", "independent", "parameter_server", "replicated"],
+        ),
+        ({"gradient_scale": "sum"}, ["sum", "mean", "original"]),
+        (
+            {"variable_update": "parameter_server", "local_parameter_device": "disk"},
+            ["disk", "cpu", "device"],
+        ),
+        ({"gradient_scaling": "mean"}, ["gradient_scaling", "gradient_scale"]),
+    ],
+)
 def test_unknown_policies_and_options_are_errors_that_list_what_there_is(options, words):
     with pytest.raises(ValueError, match=words[0]) as caught:
         md.Strategy("cpu*2", **options)

@@ -44,7 +44,7 @@ def in_each(strategy, fn):
 
 @st.composite
 def components(draw, same_shape):
-    """Return N arrays that are replicas' parts of one value: of one dtype, and equal but for axis 0."""
+    """Return N arrays, the replicas' parts of one value: of one dtype, and alike but for axis 0."""
     dtype = draw(st.sampled_from([*FLOATS, "int64"]))
     tail = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
     shared = draw(st.integers(0, 4))
@@ -81,7 +81,7 @@ def test_reduce_is_numpys_sum_and_mean_over_replicas(strategy, kind, parts):
 @example(parts=[np.ones((3, 2)), np.ones((1, 2)), np.zeros((0, 2))])
 @example(parts=[np.array([1, 2]), np.array([4]), np.array([], np.int64)])
 def test_reduce_over_an_axis_counts_the_true_number_of_elements(strategy, kind, parts):
-    """148-150: a mean divides by all examples there are, never a mean of means; 0 where there are none."""
+    """148-150: never a mean of means; 0 where there is none."""
     value = per_replica(strategy, [MAKE[kind](part) for part in parts])
     whole = np.concatenate(parts)
     total = np.asarray(strategy.reduce("sum", value, axis=0))
@@ -112,7 +112,9 @@ def test_numbers_reduce_to_numbers(strategy):
 @pytest.mark.parametrize("op", ["sum", "SUM", "mean", "MEAN"])
 def test_operations_are_known_in_small_and_capital_letters(strategy, op):
     """144."""
-    assert strategy.reduce(op, per_replica(strategy, [3.0, 4.0, 5.0])) == (12 if op in "sum SUM" else 4)
+    assert strategy.reduce(op, per_replica(strategy, [3.0, 4.0, 5.0])) == (
+        12 if op in "sum SUM" else 4
+    )
 
 
 def test_booleans_are_counted(strategy):
@@ -126,7 +128,10 @@ def test_booleans_are_counted(strategy):
 
 
 def test_structures_are_reduced_leaf_by_leaf(strategy):
-    value = {"a": per_replica(strategy, [1, 2, 3]), "b": (per_replica(strategy, [0.5, 0.5, 0.5]), 0)}
+    value = {
+        "a": per_replica(strategy, [1, 2, 3]),
+        "b": (per_replica(strategy, [0.5, 0.5, 0.5]), 0),
+    }
     assert strategy.reduce("sum", value) == {"a": 6, "b": (1.5, 0)}
 
 
@@ -148,7 +153,7 @@ def test_the_result_of_tensors_is_on_the_first_replicas_device_and_new(strategy)
 
 
 def test_plain_values(strategy):
-    """145, 146, 154: their mean is themselves; their sum is only defined for 0 and for one replica."""
+    """145, 146, 154: they are their mean; only 0 has a sum, and all have for one replica."""
     assert strategy.reduce("mean", 3.0) == 3.0
     assert strategy.reduce("sum", 0) == 0
     assert strategy.reduce("mean", md.Mirrored(strategy.devices, [2.0, 2.0, 2.0])) == 2.0
@@ -159,19 +164,22 @@ def test_plain_values(strategy):
         assert one.reduce("sum", per_replica(one, [3.0])) == 3.0
 
 
-@pytest.mark.parametrize(("op", "values", "options", "error", "words"), [
-    ("max", [1, 2, 3], {}, ValueError, "max"),
-    ("sum", [np.ones(2)] * 3, {"axis": 1.0}, TypeError, "axis"),
-    ("sum", [np.ones(2)] * 3, {"axis": True}, TypeError, "axis"),
-    ("sum", [np.ones(2)] * 3, {"axis": 1}, ValueError, "axis 1"),
-    ("sum", [np.ones(2)] * 3, {"axis": -2}, ValueError, "axis -2"),
-    ("mean", [1.0, 2.0, 3.0], {"axis": 0}, ValueError, "axis 0"),
-    ("sum", [np.ones(2), np.ones(3), np.ones(2)], {}, ShapeError, "replica 1"),
-    ("sum", [np.ones(2), np.ones(2), np.ones((1, 2))], {}, ShapeError, "replica 2"),
-    ("sum", [np.ones(2), np.ones(2, np.float32), np.ones(2)], {}, ShapeError, "replica 1"),
-    ("sum", [1, None, 2], {}, ValueError, "None"),
-    ("sum", ["a", "b", "c"], {}, (TypeError, ValueError), "reduce"),
-])
+@pytest.mark.parametrize(
+    ("op", "values", "options", "error", "words"),
+    [
+        ("max", [1, 2, 3], {}, ValueError, "max"),
+        ("sum", [np.ones(2)] * 3, {"axis": 1.0}, TypeError, "axis"),
+        ("sum", [np.ones(2)] * 3, {"axis": True}, TypeError, "axis"),
+        ("sum", [np.ones(2)] * 3, {"axis": 1}, ValueError, "axis 1"),
+        ("sum", [np.ones(2)] * 3, {"axis": -2}, ValueError, "axis -2"),
+        ("mean", [1.0, 2.0, 3.0], {"axis": 0}, ValueError, "axis 0"),
+        ("sum", [np.ones(2), np.ones(3), np.ones(2)], {}, ShapeError, "replica 1"),
+        ("sum", [np.ones(2), np.ones(2), np.ones((1, 2))], {}, ShapeError, "replica 2"),
+        ("sum", [np.ones(2), np.ones(2, np.float32), np.ones(2)], {}, ShapeError, "replica 1"),
+        ("sum", [1, None, 2], {}, ValueError, "None"),
+        ("sum", ["a", "b", "c"], {}, (TypeError, ValueError), "reduce"),
+    ],
+)
 def test_what_cannot_be_reduced_is_an_error(strategy, op, values, options, error, words):
     """143, 151."""
     with pytest.raises(error, match=words):
@@ -182,7 +190,9 @@ def test_negative_axes_count_from_the_end(strategy):
     """151."""
     parts = [np.arange(6.0).reshape(2, 3) * i for i in range(N)]
     value = per_replica(strategy, parts)
-    np.testing.assert_array_equal(strategy.reduce("sum", value, axis=-1), np.sum(parts, axis=(0, 2)))
+    np.testing.assert_array_equal(
+        strategy.reduce("sum", value, axis=-1), np.sum(parts, axis=(0, 2))
+    )
     np.testing.assert_allclose(strategy.reduce("mean", value, axis=-2), np.mean(parts, axis=(0, 1)))
 
 
@@ -192,11 +202,12 @@ def test_negative_axes_count_from_the_end(strategy):
 @pytest.mark.parametrize(("op", "right"), [("sum", 6.0), ("mean", 2.0)])
 def test_all_reduce_gives_every_replica_the_result_on_its_own_device(strategy, op, right):
     """158: over structures too."""
+
     def step():
         context = md.get_replica_context()
         own = md.constant(np.full(2, replica_id() + 1.0))
         result = context.all_reduce(op, {"a": own, "b": [own * 2.0, replica_id() + 1.0]})
-        together = own + result["a"]                  # would not do on another device
+        together = own + result["a"]  # would not do on another device
         assert result["a"].device is context.device
         return result["a"].numpy(), result["b"][0].numpy(), result["b"][1], together.numpy()
 
@@ -234,8 +245,10 @@ def test_a_hand_written_loop_of_run_reduce_update_trains(strategy):
 
 
 VERBS = {
-    "reduce": lambda s: s.reduce("sum", 0), "run": lambda s: s.run(lambda: None),
-    "update": lambda s: s.update(None, lambda v: None), "scope": lambda s: s.scope(),
+    "reduce": lambda s: s.reduce("sum", 0),
+    "run": lambda s: s.run(lambda: None),
+    "update": lambda s: s.update(None, lambda v: None),
+    "scope": lambda s: s.scope(),
 }
 
 
@@ -249,9 +262,9 @@ def test_what_acts_for_all_replicas_is_an_error_in_one(strategy, verb):
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_acts_for_all_replicas_is_an_error_in_another_strategys_scope(strategy, verb):
     """11, 13."""
-    with md.Strategy("cpu*2") as other, other.scope():
-        with pytest.raises(ContextError, match="Mixing different"):
-            VERBS[verb](strategy)
+    mixing = pytest.raises(ContextError, match="Mixing different")
+    with md.Strategy("cpu*2") as other, other.scope(), mixing:
+        VERBS[verb](strategy)
 
 
 def test_reduce_and_run_work_with_and_without_the_strategys_scope(strategy):
@@ -267,6 +280,7 @@ def test_reduce_and_run_work_with_and_without_the_strategys_scope(strategy):
 
 def test_default_contexts():
     """1, 2, 3, 5: exactly one of the two contexts is there."""
+
     def contexts():
         replica, cross = md.get_replica_context(), md.get_cross_replica_context()
         assert (replica is None) is (cross is not None) is md.in_cross_replica_context()

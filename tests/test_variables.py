@@ -10,13 +10,16 @@ import minidist as md
 from minidist.errors import ContextError, MergeMismatchError, ShapeError
 
 NONE, SUM, MEAN, FIRST = (
-    md.VariableAggregation.NONE, md.VariableAggregation.SUM, md.VariableAggregation.MEAN,
+    md.VariableAggregation.NONE,
+    md.VariableAggregation.SUM,
+    md.VariableAggregation.MEAN,
     md.VariableAggregation.ONLY_FIRST_REPLICA,
 )
 N = 3
 START = np.array([10.0, 20.0])
 VERBS = {
-    "assign": lambda old, new: new, "assign_add": lambda old, new: old + new,
+    "assign": lambda old, new: new,
+    "assign_add": lambda old, new: old + new,
     "assign_sub": lambda old, new: old - new,
 }
 
@@ -69,7 +72,7 @@ def check(v, expected):
 def test_without_an_aggregation_a_replica_cannot_assign(strategy, verb):
     """112."""
     v = variable(strategy)
-    with pytest.raises(ValueError, match="'v'.*aggregation") as caught:
+    with pytest.raises(ValueError, match=r"'v'.*aggregation") as caught:
         strategy.run(lambda: getattr(v, verb)(md.constant(START)))
     assert all(option in str(caught.value) for option in ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
     check(v, START)
@@ -77,9 +80,15 @@ def test_without_an_aggregation_a_replica_cannot_assign(strategy, verb):
 
 @pytest.mark.parametrize("make", [md.constant, np.array], ids=["tensor", "array"])
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(("aggregation", "merged"), [
-    (SUM, [6.0, 9.0]), (MEAN, [2.0, 3.0]), (FIRST, [1.0, 3.0]),
-], ids=["sum", "mean", "first"])
+@pytest.mark.parametrize(
+    ("aggregation", "merged"),
+    [
+        (SUM, [6.0, 9.0]),
+        (MEAN, [2.0, 3.0]),
+        (FIRST, [1.0, 3.0]),
+    ],
+    ids=["sum", "mean", "first"],
+)
 def test_what_replicas_assign_is_aggregated_first(strategy, aggregation, merged, verb, make):
     """114, 117, 130."""
     v = variable(strategy, aggregation=aggregation)
@@ -103,7 +112,7 @@ def test_the_sum_of_one_number_for_all_is_not_defined(strategy):
     with pytest.raises(ValueError, match=r"'v'.*5\.0"):
         strategy.run(lambda: v.assign(5.0))
     array = np.array(5.0)
-    with pytest.raises(ValueError, match="'v'.*reduced"):
+    with pytest.raises(ValueError, match=r"'v'.*reduced"):
         strategy.run(lambda: v.assign(array))
     check(v, 1.0)
 
@@ -147,7 +156,7 @@ def test_a_mean_of_integers_is_an_error_and_a_sum_is_not(strategy):
     check(v, 16)
     v = variable(strategy, 10, aggregation=MEAN)
     for verb in VERBS:
-        with pytest.raises(TypeError, match="'v'.*int64"):
+        with pytest.raises(TypeError, match=r"'v'.*int64"):
             strategy.run(lambda verb=verb: getattr(v, verb)(md.constant(replica_id())))
     check(v, 10)
 
@@ -162,7 +171,7 @@ def test_reading_after_assigning_in_the_same_run_gives_the_new_value(strategy):
 
     for before, after in in_each(strategy, step):
         np.testing.assert_array_equal(before, START)
-        np.testing.assert_array_equal(after, START + [1.0, 2.0])
+        np.testing.assert_array_equal(after, START + np.array([1.0, 2.0]))
 
 
 # --- assigning for all replicas -----------------------------------------------------------------
@@ -183,7 +192,9 @@ def test_in_cross_replica_context_every_copy_is_assigned(strategy, verb, make):
 
 def test_a_merge_function_assigns_for_all(strategy):
     v = variable(strategy)
-    strategy.run(lambda: md.get_replica_context().merge_call(lambda _: v.assign_add(np.ones(2)) and None))
+    strategy.run(
+        lambda: md.get_replica_context().merge_call(lambda _: v.assign_add(np.ones(2)) and None)
+    )
     check(v, START + 1)
 
 
@@ -201,7 +212,7 @@ def test_each_copy_takes_its_component_of_a_mirrored_value(replicated):
 
 def test_a_per_replica_value_must_be_reduced_first(strategy):
     v = variable(strategy)
-    with pytest.raises(ValueError, match="'v'.*reduce"):
+    with pytest.raises(ValueError, match=r"'v'.*reduce"):
         v.assign(md.PerReplica(strategy.devices, [START] * N))
     check(v, START)
 
@@ -303,7 +314,7 @@ def test_update_takes_variables_of_its_own_strategy_and_nothing_else(strategy):
 def test_in_a_replica_update_is_an_error(strategy):
     """10."""
     v = variable(strategy)
-    with pytest.raises(RuntimeError, match="update.*replica"):
+    with pytest.raises(RuntimeError, match=r"update.*replica"):
         strategy.run(lambda: strategy.update(v, lambda w: None))
 
 
@@ -338,7 +349,7 @@ def test_with_no_strategy_there_is_one_copy_and_every_verb_works():
     v.assign_add(np.ones(2)).assign_sub(md.constant(np.array([3.0, 3.0])))
     np.testing.assert_array_equal(v.numpy(), START - 2)
     strategy = md.get_strategy()
-    strategy.update(v, lambda w, x: w.assign(x), np.zeros(2))           # 167
+    strategy.update(v, lambda w, x: w.assign(x), np.zeros(2))  # 167
     np.testing.assert_array_equal(v.numpy(), np.zeros(2))
     opt = md.optim.SGD(0.5)
     opt.minimize(lambda: md.ops.reduce_sum(v * 2.0), [v])
@@ -375,10 +386,15 @@ def test_creation_order_is_the_programs(strategy):
 
 
 @pytest.mark.parametrize("policy", ["parameter_server", "parameter_server_device", "replicated"])
-@pytest.mark.parametrize("make", [
-    lambda value: np.full(2, value), lambda value: lambda: np.full(2, value),
-    lambda value: md.constant(np.full(2, value)),
-], ids=["array", "callable", "tensor"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: np.full(2, value),
+        lambda value: lambda: np.full(2, value),
+        lambda value: md.constant(np.full(2, value)),
+    ],
+    ids=["array", "callable", "tensor"],
+)
 def test_shared_variables_start_with_replica_0s_value(policy, make):
     """99."""
     with strategy_of(policy) as strategy:
@@ -386,10 +402,15 @@ def test_shared_variables_start_with_replica_0s_value(policy, make):
         check(made[0], np.zeros(2))
 
 
-@pytest.mark.parametrize("make", [
-    lambda value: np.full(2, value), lambda value: lambda: np.full(2, value),
-    lambda value: md.constant(np.full(2, value)),
-], ids=["array", "callable", "tensor"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: np.full(2, value),
+        lambda value: lambda: np.full(2, value),
+        lambda value: md.constant(np.full(2, value)),
+    ],
+    ids=["array", "callable", "tensor"],
+)
 def test_independent_variables_start_with_each_replicas_own_value(make):
     with strategy_of("independent") as strategy:
         made = in_each(strategy, lambda: md.Variable(make(float(replica_id()))))
@@ -398,14 +419,18 @@ def test_independent_variables_start_with_each_replicas_own_value(make):
         assert reads == [[i, i] for i in range(N)]
 
 
-@pytest.mark.parametrize(("what", "make"), [
-    ("name", lambda i: md.Variable(1.0, name=f"{'ab'[i == 2]}")),
-    ("dtype", lambda i: md.Variable(1.0, name="v", dtype=["float32", "float64"][i == 2])),
-    ("dtype", lambda i: md.Variable(np.ones(2, ["f4", "f8"][i == 2]), name="v")),
-    ("shape", lambda i: md.Variable(np.ones(2 + (i == 2)), name="v")),
-    ("trainable", lambda i: md.Variable(1.0, name="v", trainable=i == 2)),
-    ("aggregation", lambda i: md.Variable(1.0, name="v", aggregation=[SUM, MEAN][i == 2])),
-], ids=["name", "dtype", "implied dtype", "shape", "trainable", "aggregation"])
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [
+        ("name", lambda i: md.Variable(1.0, name=f"{'ab'[i == 2]}")),
+        ("dtype", lambda i: md.Variable(1.0, name="v", dtype=["float32", "float64"][i == 2])),
+        ("dtype", lambda i: md.Variable(np.ones(2, ["f4", "f8"][i == 2]), name="v")),
+        ("shape", lambda i: md.Variable(np.ones(2 + (i == 2)), name="v")),
+        ("trainable", lambda i: md.Variable(1.0, name="v", trainable=i == 2)),
+        ("aggregation", lambda i: md.Variable(1.0, name="v", aggregation=[SUM, MEAN][i == 2])),
+    ],
+    ids=["name", "dtype", "implied dtype", "shape", "trainable", "aggregation"],
+)
 def test_replicas_that_create_different_variables_are_an_error(strategy, what, make):
     """94, decision 2."""
     with pytest.raises(MergeMismatchError, match=what) as caught:
@@ -455,10 +480,14 @@ def test_creator_scopes_run_on_each_replicas_thread_the_innermost_first(n):
         def create(next_creator, **kwargs):
             asked[replica_id()].append((name, kwargs["aggregation"], kwargs["synchronization"]))
             return next_creator(**{**kwargs, "name": kwargs["name"] + name})
+
         return create
 
     def make():
-        with md.variable_creator_scope(creator("-outer")), md.variable_creator_scope(creator("-inner")):
+        with (
+            md.variable_creator_scope(creator("-outer")),
+            md.variable_creator_scope(creator("-inner")),
+        ):
             return md.Variable(1.0, name="v", aggregation=SUM)
 
     with md.Strategy(f"cpu*{n}") as strategy:
@@ -469,7 +498,9 @@ def test_creator_scopes_run_on_each_replicas_thread_the_innermost_first(n):
 
 
 def test_creating_in_a_merge_function_is_no_meeting(strategy):
-    made = in_each(strategy, lambda: md.get_replica_context().merge_call(lambda _: md.Variable(START)))
+    made = in_each(
+        strategy, lambda: md.get_replica_context().merge_call(lambda _: md.Variable(START))
+    )
     assert all(v is made[0] for v in made)
     check(made[0], START)
 
@@ -481,11 +512,19 @@ def test_unknown_options_are_errors_that_name_the_variable(strategy, option):
         md.Variable(1.0, name="v", **{option: "sum"})
 
 
-@pytest.mark.parametrize(("value", "dtype", "expected"), [
-    (1.0, None, "float32"), ([1.0, 2.0], None, "float32"), (3, None, "int64"),
-    (np.float64(1), None, "float64"), (START, None, "float64"), (START, "float32", "float32"),
-    (lambda: START.astype(np.float32), None, "float32"), (3, "float64", "float64"),
-])
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (1.0, None, "float32"),
+        ([1.0, 2.0], None, "float32"),
+        (3, None, "int64"),
+        (np.float64(1), None, "float64"),
+        (START, None, "float64"),
+        (START, "float32", "float32"),
+        (lambda: START.astype(np.float32), None, "float32"),
+        (3, "float64", "float64"),
+    ],
+)
 def test_the_dtype_is_the_values_own_unless_given(strategy, value, dtype, expected):
     """105."""
     v = variable(strategy, value, dtype=dtype)
@@ -500,5 +539,5 @@ def test_copies_do_not_share_memory_with_the_initial_value_or_each_other(strateg
     v = variable(strategy, initial)
     arrays = [initial, *(copy.array for copy in v.copies)]
     for i, a in enumerate(arrays):
-        for b in arrays[i + 1:]:
+        for b in arrays[i + 1 :]:
             assert not np.shares_memory(a, b)

@@ -17,8 +17,10 @@ Axes = int | Sequence[int] | None
 
 
 def reduce_sum(x: TensorLike, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Sum over `axis` (an integer, several, or None: all)."""
-    x = floats("reduce_sum", x)
+    """Sum over `axis` (an integer, several, or None: all); integers stay integers."""
+    x = as_tensor(x)
+    if x.dtype.kind not in "iu":
+        x = floats("reduce_sum", x)
     ops = x.device.ops
     axes, kept = _axes("reduce_sum", x, axis)
 

@@ -1,0 +1,108 @@
+"""Threads that are started once and used again: the workers of a strategy.
+
+Guarantees
+  * A worker does one job at a time; starting a job costs a hand-over, not a thread.
+  * Workers that were given back are taken again in the order in which they were given back, so
+    replica i runs on the same thread as long as nothing goes wrong.
+  * No worker outlives its pool's `close` or the interpreter, except one that was abandoned while
+    it ran somebody's code: it ends when that code does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from minidist.errors import ContextError, ForkError
+from minidist.kernels.rendezvous import Fence
+
+
+class Worker:
+    """A thread that does one job after another; `post` must not be called before the last ended."""
+
+    def __init__(self, number: int, spin: float) -> None:
+        self.abandoned = False
+        self._posted = Fence(spin)
+        self._job: Callable[[], None] | None = None
+        self.thread = threading.Thread(
+            target=self._loop, name=f"minidist worker {number}", daemon=True
+        )
+        self.thread.start()
+
+    def post(self, job: Callable[[], None] | None) -> None:
+        self._job = job
+        self._posted.advance()
+
+    def _loop(self) -> None:
+        jobs = 0
+        while not self.abandoned:
+            jobs += 1
+            self._posted.wait(jobs)
+            job, self._job = self._job, None
+            if job is None:
+                return
+            job()
+            del job
+
+
+class Pool:
+    """The threads of one strategy, started when first needed and kept.
+
+    Raises ForkError where the process was forked since: threads do not survive a fork.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Worker] = []
+        self._made = 0
+        self.closed = False
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        _pools.add(self)
+
+    def take(self, count: int, spin: float) -> list[Worker]:
+        if os.getpid() != self._pid:
+            raise ForkError(
+                f"this process ({os.getpid()}) was forked from {self._pid} after its strategy had "
+                "been made, and threads do not survive a fork; make the strategy in the child, or "
+                "start processes with multiprocessing's 'spawn' method"
+            )
+        with self._lock:
+            if self.closed:
+                raise ContextError("this strategy is closed; make a new one to run anything")
+            taken, self._idle = self._idle[:count], self._idle[count:]
+            while len(taken) < count:
+                taken.append(Worker(self._made, spin))
+                self._made += 1
+        return taken
+
+    def give_back(self, workers: Sequence[Worker]) -> None:
+        with self._lock:
+            self._idle = [worker for worker in workers if not worker.abandoned] + self._idle
+            closed = self.closed
+        if closed:
+            self.close()
+
+    def close(self) -> None:
+        """End the threads that are idle; those at work end when they are given back."""
+        with self._lock:
+            self.closed = True
+            idle, self._idle = self._idle, []
+        if os.getpid() != self._pid:
+            return
+        for worker in idle:
+            worker.post(None)
+        for worker in idle:
+            worker.thread.join()
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    """End replica threads before the interpreter is taken down around them."""
+    for pool in list(_pools):
+        pool.close()
