@@ -64,13 +64,14 @@ def run() -> None:
         show(f"run of an empty function, {n} replicas", rounds, "us", target)
 
 
+def timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
 def median_time(call: Callable[[], object], times: int) -> float:
-    measured = []
-    for _ in range(times):
-        started = time.perf_counter()
-        call()
-        measured.append(time.perf_counter() - started)
-    return statistics.median(measured)
+    return statistics.median(timed(call) for _ in range(times))
 
 
 def plain() -> None:
@@ -82,8 +83,9 @@ def plain() -> None:
     def job() -> tuple[md.nn.Sequential, md.optim.Optimizer]:
         return md.models.build("mlp", (28, 28, 1), 10), md.optim.Momentum(0.01)
 
+    strategy = md.Strategy("cpu*1")
+    strategy.run(nothing)  # from here on the strategy holds BLAS to all cores for its one replica
     with threadpool_limits(1, user_api="blas"):
-        strategy = md.Strategy("cpu*1")
         alone = job()
         with strategy.scope():
             inside = job()
@@ -92,19 +94,16 @@ def plain() -> None:
             "one device": lambda: strategy.run(train_step, *inside, images, labels),
         }
         times: dict[str, list[float]] = {name: [] for name in steps}
-        for pair in range(20 * ROUNDS + 20):
+        for turn in range(ROUNDS * 3 + 1):  # blocks of ten steps, in turns; the first is a warm-up
             for name, step in steps.items():
-                # The strategy shares the cores among its replicas; here both sides have one thread.
-                with threadpool_limits(1, user_api="blas"):
-                    started = time.perf_counter()
-                    step()
-                    if pair >= 20:
-                        times[name].append(time.perf_counter() - started)
-        strategy.close()
+                block = [timed(step) for _ in range(10)]
+                if turn:
+                    times[name].append(statistics.median(block))
+    strategy.close()
     for name, measured in times.items():
         show(f"mlp, batch 64, one BLAS thread: {name}", by_round(measured, 1e6), "us")
     ratios = [b / a for a, b in zip(times["plain loop"], times["one device"], strict=True)]
-    show("  ratio, of pairs of steps", by_round(ratios, 100), "%", "target: 103")
+    show("  ratio, of pairs of blocks", by_round(ratios, 100), "%", "target: 103")
 
 
 def by_round(values: Sequence[float], scale: float) -> list[float]:

@@ -14,9 +14,8 @@
 // consistent, so one of the two sees the other.
 //
 // Why poll at all: a poll hands over in a fraction of a microsecond. Waking a thread that sleeps on
-// another core costs several microseconds, on a virtual machine several tens. But a thread that
-// polls on the very core where the one it waits for could run only delays both; `here()` lets the
-// caller tell.
+// another core costs several microseconds, on a virtual machine several tens. A poll yields between
+// looks, so that a thread which could run on this core, perhaps the very one waited for, does.
 
 #pragma once
 
@@ -26,22 +25,11 @@
 #include <cstdint>
 #include <mutex>
 
-#if defined(__linux__)
 #include <sched.h>
-#endif
 
 namespace minidist {
 
 using steady = std::chrono::steady_clock;
-
-// The core this thread runs on, or -1 where that cannot be known.
-inline int here() {
-#if defined(__linux__)
-    return sched_getcpu();
-#else
-    return -1;
-#endif
-}
 
 // Poll until `done()`, at most for `spin_ns`; say whether it came true.
 template <class Done>
@@ -54,6 +42,7 @@ inline bool poll(int64_t spin_ns, Done done) {
             __builtin_ia32_pause();
 #endif
         }
+        sched_yield();
     }
     return done();
 }
@@ -62,11 +51,7 @@ class Fence {
   public:
     uint64_t value() const { return value_.load(); }
 
-    // The core that the last advance() was made on.
-    int advanced_on() const { return core_.load(std::memory_order_relaxed); }
-
     void advance(uint64_t by) {
-        core_.store(here(), std::memory_order_relaxed);
         value_.fetch_add(by);
         if (sleepers_.load() > 0) {
             { std::lock_guard<std::mutex> hold(mutex_); }
@@ -89,7 +74,6 @@ class Fence {
   private:
     std::atomic<uint64_t> value_{0};
     std::atomic<int> sleepers_{0};
-    std::atomic<int> core_{-1};
     std::mutex mutex_;
     std::condition_variable woken_;
 };

@@ -1,19 +1,16 @@
 """Where threads wait for each other with the GIL released: Fence and Rendezvous."""
 
 from libc.stdint cimport int64_t, uint64_t
-from libcpp.vector cimport vector
 
 cdef extern from "rendezvous.h" namespace "minidist" nogil:
     cdef cppclass CFence "minidist::Fence":
         uint64_t value()
-        int advanced_on()
         void advance(uint64_t by)
 
     cdef cppclass Flag "std::atomic<bool>":
         void store(bint value)
 
     Flag gil_is_held
-    int here()
     bint wait_without_gil(CFence& fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns)
 
 
@@ -26,8 +23,7 @@ cdef double FOREVER = 3.0e9
 cdef class Fence:
     """A counter that only rises; threads wait, without the GIL, until it has reached a value.
 
-    `spin` is how long, in seconds, a waiter polls before it sleeps; it does not poll on the core
-    where the fence was advanced last, since that is where it will probably be advanced next.
+    `spin` is how long, in seconds, a waiter polls before it sleeps.
     """
 
     cdef CFence fence
@@ -57,13 +53,12 @@ cdef class Fence:
     def wait(self, uint64_t target, double timeout=FOREVER):
         """Wait until the counter is at least `target`; False if `timeout` seconds passed first."""
         cdef bint reached
-        cdef int64_t timeout_ns, spin_ns
+        cdef int64_t timeout_ns
         if self.fence.value() >= target:
             return True
         timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
-        spin_ns = self.spin_ns if self.fence.advanced_on() != here() else 0
         with nogil:
-            reached = wait_without_gil(self.fence, target, spin_ns, timeout_ns)
+            reached = wait_without_gil(self.fence, target, self.spin_ns, timeout_ns)
         return reached
 
 
@@ -76,8 +71,7 @@ cdef class Rendezvous:
     `stop` ends all present and future waiting.
 
     The bookkeeping between two releases of the GIL is atomic: these methods run no Python code in
-    between. Only `wait` lets go of it. As with Fence a waiter polls for `spin` seconds, unless one
-    that it waits for was last seen on its own core.
+    between. Only `wait` lets go of it, and polls for `spin` seconds before it sleeps.
     """
 
     cdef readonly int n                # threads that meet
@@ -90,14 +84,12 @@ cdef class Rendezvous:
     cdef object result
     cdef CFence opened
     cdef int64_t spin_ns
-    cdef vector[int] cores             # where each thread was last seen
 
     def __init__(self, int n, double spin=0.0):
         self.n = n
         self.payloads = [None] * n
         self.departed = [False] * n
         self.spin_ns = <int64_t>(spin * 1e9)
-        self.cores.assign(n, -1)
 
     def arrive(self, int who, payload):
         """Come to the meeting with a payload (not None).
@@ -106,14 +98,18 @@ cdef class Rendezvous:
         """
         self.payloads[who] = payload
         self.arrived += 1
-        self.cores[who] = here()
         return 0 if self.arrived == self.n else self.meetings + 1
 
     def leave(self, int who):
-        """Come to no further meeting. To say it twice is to say it once."""
-        if not self.departed[who]:
-            self.departed[who] = True
-            self.left += 1
+        """Come to no further meeting; True for the last thread to say so.
+
+        To say it twice is to say it once.
+        """
+        if self.departed[who]:
+            return False
+        self.departed[who] = True
+        self.left += 1
+        return self.left == self.n
 
     @property
     def broken(self):
@@ -136,15 +132,9 @@ cdef class Rendezvous:
         self.stopped = True
         self.opened.advance(FOR_GOOD)
 
-    def wait(self, int who, uint64_t meeting):
+    def wait(self, uint64_t meeting):
         """Wait until that meeting is over; return its result."""
-        cdef int64_t spin_ns = self.spin_ns
-        cdef int i
         if self.opened.value() < meeting:
-            for i in range(self.n):
-                if i != who and self.payloads[i] is None and self.cores[i] == self.cores[who]:
-                    spin_ns = 0
             with nogil:
-                wait_without_gil(self.opened, meeting, spin_ns, <int64_t>(FOREVER * 1e9))
-            self.cores[who] = here()
+                wait_without_gil(self.opened, meeting, self.spin_ns, <int64_t>(FOREVER * 1e9))
         return self.result

@@ -19,13 +19,17 @@ from collections.abc import Callable, Sequence
 from minidist.errors import ContextError, ForkError
 from minidist.kernels.rendezvous import Fence
 
+# Seconds that a waiting thread polls before it sleeps: longer than a run of an empty function, so
+# that runs after each other find their threads awake. It yields its core meanwhile.
+SPIN = 100e-6
+
 
 class Worker:
     """A thread that does one job after another; `post` must not be called before the last ended."""
 
-    def __init__(self, number: int, spin: float) -> None:
+    def __init__(self, number: int) -> None:
         self.abandoned = False
-        self._posted = Fence(spin)
+        self._posted = Fence(SPIN)
         self._job: Callable[[], None] | None = None
         self.thread = threading.Thread(
             target=self._loop, name=f"minidist worker {number}", daemon=True
@@ -62,7 +66,7 @@ class Pool:
         self._pid = os.getpid()
         _pools.add(self)
 
-    def take(self, count: int, spin: float) -> list[Worker]:
+    def take(self, count: int) -> list[Worker]:
         if os.getpid() != self._pid:
             raise ForkError(
                 f"this process ({os.getpid()}) was forked from {self._pid} after its strategy had "
@@ -74,7 +78,7 @@ class Pool:
                 raise ContextError("this strategy is closed; make a new one to run anything")
             taken, self._idle = self._idle[:count], self._idle[count:]
             while len(taken) < count:
-                taken.append(Worker(self._made, spin))
+                taken.append(Worker(self._made))
                 self._made += 1
         return taken
 

@@ -33,10 +33,9 @@ import optree
 from minidist import context
 from minidist.errors import ContextError, HangError, MergeMismatchError
 from minidist.kernels.rendezvous import Fence, Rendezvous
-from minidist.pool import Pool, Worker
+from minidist.pool import SPIN, Pool, Worker
 from minidist.tape import stop_recording
 from minidist.tensor import Tensor, to_device
-from minidist.threads import cores
 from minidist.values import Mirrored, local_results, regroup, select_replica
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("minidist")
 
 GRACE = 0.5  # seconds that a failed run gives its replicas to notice
-SPIN = 50e-6  # seconds that a waiting thread polls where each thread has a core
 TICK = 0.05  # seconds between two looks of the calling thread at signals and deadlines
 
 
@@ -139,10 +137,8 @@ class Run:
         self._step = step
         self._concurrent = concurrent
         self._report_after, self._deadline = report_after, deadline
-        # One thread for each replica may poll if the caller, who sleeps, leaves them a core each.
-        self._spin = SPIN if self.n <= cores() else 0.0
-        self._rendezvous = Rendezvous(self.n, self._spin)
-        self._ended = Fence()  # counts replicas that have ended
+        self._rendezvous = Rendezvous(self.n, SPIN)
+        self._ended = Fence(SPIN)  # raised by the last replica to end
         self._turn = Fence()  # strict turns: meeting · n + replica
         self._results: list[Any] = [None] * self.n
         self._position: list[tuple[CodeType, int] | None] = [None] * self.n
@@ -155,7 +151,7 @@ class Run:
     # --- on the calling thread
 
     def __call__(self, pool: Pool) -> Any:
-        workers = pool.take(self.n, self._spin)
+        workers = pool.take(self.n)
         try:
             try:
                 for i, worker in enumerate(workers):
@@ -179,7 +175,7 @@ class Run:
         """Wait until all have ended or one has failed. Between two waits Python handles signals."""
         parent = self._caller.run  # where this run is nested in a merge function of another
         reported: float | None = None
-        while not self._ended.wait(self.n, TICK):
+        while not self._ended.wait(1, TICK):
             if self._failure is not None:
                 return
             if parent is not None and parent._rendezvous.stopped:
@@ -196,7 +192,7 @@ class Run:
 
     def _abandon(self, workers: Sequence[Worker]) -> None:
         """Give the replicas of a failed run a moment to end; name and abandon those that do not."""
-        if self._ended.wait(self.n, GRACE):
+        if self._ended.wait(1, GRACE):
             return
         assert self._failure is not None
         for i, worker in enumerate(workers):
@@ -259,24 +255,28 @@ class Run:
             if kwargs:
                 kwargs = {name: select_replica(i, arg) for name, arg in kwargs.items()}
             self._results[i] = self._fn(*args, **kwargs)
-            self._leave(i)
+            self._finish(i)
         except Stopped:
-            self._rendezvous.leave(i)
+            pass
         except BaseException as failure:
             self._fail(failure, i)
-            self._rendezvous.leave(i)
         finally:
             context.leave(old)
-            self._ended.advance()
+            self._leave(i)
 
-    def _leave(self, i: int) -> None:
+    def _finish(self, i: int) -> None:
+        """Note that replica `i` has returned, which the others must do too."""
         if self._first_arrival is None and self.n > 1:
             self._first_arrival = time.monotonic()  # the end of a run is a meeting too
-        self._rendezvous.leave(i)
+        self._leave(i)
         if self._rendezvous.broken:
             raise self._unequal()
         if not self._concurrent:
             self._turn.advance()
+
+    def _leave(self, i: int) -> None:
+        if self._rendezvous.leave(i):
+            self._ended.advance()
 
     def meet(
         self,
@@ -307,7 +307,7 @@ class Run:
                 raise self._unequal()
             if not self._concurrent:
                 self._turn.advance()
-            result = rendezvous.wait(i, meeting)
+            result = rendezvous.wait(meeting)
             if rendezvous.stopped:
                 raise Stopped
         if not self._concurrent:

@@ -62,7 +62,11 @@ def test_start_equals_skipping(
 
     def batches(start: int) -> Batches:
         return Batches(
-            numbered(count), batch_size, seed=seed, start=start, drop_remainder=drop,
+            numbered(count),
+            batch_size,
+            seed=seed,
+            start=start,
+            drop_remainder=drop,
             shuffle=shuffle,
         )
 

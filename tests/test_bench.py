@@ -88,8 +88,13 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, with further environment variables."""
     return subprocess.run(
-        [*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60,
-        env={**ENVIRONMENT, **variables}, check=False,
+        [*COMMAND, *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**ENVIRONMENT, **variables},
+        check=False,
     )
 
 
@@ -125,7 +130,10 @@ def test_the_main_job_as_a_user_sees_it() -> None:
     )
     lines = after.splitlines()
     assert lines[:4] == [
-        "Generating training model", "Running warm up", "Done warm up", "Step\tImg/sec\ttotal_loss"
+        "Generating training model",
+        "Running warm up",
+        "Done warm up",
+        "Step\tImg/sec\ttotal_loss",
     ]
     rows = [match.groups() for match in ROW.finditer(after)]
     assert [int(row[0]) for row in rows] == [1, 10, 20, 25]
@@ -146,7 +154,9 @@ def test_on_a_terminal_there_is_a_bar_and_rows_are_as_ever() -> None:
     environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     with subprocess.Popen(
         [*COMMAND, "--num_batches=12", "--display_every=4"],
-        stdout=theirs, stderr=subprocess.PIPE, env=environment,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment,
     ) as process:
         os.close(theirs)
         screen = b"".join(iter(lambda: _read(ours), b"")).decode()
@@ -210,8 +220,17 @@ def test_version() -> None:
 def test_the_json_is_schema_1_and_complete() -> None:
     results = run(*QUICK).results
     assert list(results) == [
-        "schema", "config", "devices", "steps", "images_per_sec", "total_images_per_sec",
-        "accuracy", "weights_checksum", "parameters", "peak_memory_bytes", "versions",
+        "schema",
+        "config",
+        "devices",
+        "steps",
+        "images_per_sec",
+        "total_images_per_sec",
+        "accuracy",
+        "weights_checksum",
+        "parameters",
+        "peak_memory_bytes",
+        "versions",
     ]
     assert results["schema"] == 1
     assert list(results["config"]) == [item.name for item in fields(Flags)]
@@ -253,7 +272,9 @@ def test_the_json_may_go_to_a_pipe() -> None:
     with os.fdopen(reader) as results:
         process = subprocess.Popen(
             [*COMMAND, "--num_batches=1", f"--json=/dev/fd/{writer}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[writer],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[writer],
         )
         os.close(writer)
         assert json.load(results)["schema"] == 1
@@ -472,8 +493,13 @@ def test_cifar10_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         records = generator.integers(256, size=(8, cifar10.RECORD_BYTES), dtype=np.uint8)
         records[:, 0] %= 10
         (tmp_path / name).write_bytes(records.tobytes())
-    output = fresh("--num_batches=2", "--num_warmup_batches=0", "--data_name=cifar10",
-                   f"--data_dir={tmp_path}", "--batch_size=20")
+    output = fresh(
+        "--num_batches=2",
+        "--num_warmup_batches=0",
+        "--data_name=cifar10",
+        f"--data_dir={tmp_path}",
+        "--batch_size=20",
+    )
     assert "\nDataset:     cifar10\n" in output.text
     assert "[8 examples]" in output.text
 
@@ -532,9 +558,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         (["--data_name=imagenet", "--data_dir=."], "no reader of ImageNet"),
     ],
 )
-def test_wrong_flags_are_answered_with_what_is_allowed(
-    arguments: list[str], sentence: str
-) -> None:
+def test_wrong_flags_are_answered_with_what_is_allowed(arguments: list[str], sentence: str) -> None:
     status, answer = refused(*arguments)
     assert status == 2
     assert re.search(sentence, answer)
@@ -599,7 +623,10 @@ def test_ctrl_c_ends_a_run_at_once(turns: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     with subprocess.Popen(
         [*COMMAND, "--num_batches=1000000", turns, f"--json={file}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
     ) as process:
         try:
             assert process.stdout is not None
@@ -616,7 +643,10 @@ def test_ctrl_c_ends_a_run_at_once(turns: str, tmp_path: Path) -> None:
 def test_a_reader_that_leaves_ends_the_run_quietly() -> None:
     with subprocess.Popen(
         [*COMMAND, "--num_batches=1000000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
     ) as process:
         try:
             assert process.stdout is not None

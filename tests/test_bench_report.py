@@ -60,9 +60,7 @@ def test_speed_needs_steps_that_took_time(images: list[int], seconds: list[float
 def test_rows_are_the_ancestors() -> None:
     speed = Speed(1234.56, 7.89, 0.04, 0.0, 0.0, 0.0)
     assert report.columns("total_loss", accuracy=False) == "Step\tImg/sec\ttotal_loss"
-    assert report.row(10, speed, 2.3456) == (
-        "10\timages/sec: 1234.6 +/- 7.9 (jitter = 0.0)\t2.346"
-    )
+    assert report.row(10, speed, 2.3456) == ("10\timages/sec: 1234.6 +/- 7.9 (jitter = 0.0)\t2.346")
     assert report.columns("base_loss", accuracy=True) == (
         "Step\tImg/sec\tbase_loss\ttop_1_accuracy\ttop_5_accuracy"
     )
@@ -119,15 +117,29 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
     report.write(tmp_path / "results.json", document())
     got = json.loads((tmp_path / "results.json").read_text())
     assert list(got) == [
-        "schema", "config", "devices", "steps", "images_per_sec", "total_images_per_sec",
-        "accuracy", "weights_checksum", "parameters", "peak_memory_bytes", "versions",
+        "schema",
+        "config",
+        "devices",
+        "steps",
+        "images_per_sec",
+        "total_images_per_sec",
+        "accuracy",
+        "weights_checksum",
+        "parameters",
+        "peak_memory_bytes",
+        "versions",
     ]
     assert got["schema"] == 1
     assert got["config"]["num_batches"] == 1
     assert got["devices"] == ["cpu:0", "cpu:1"]
     assert got["steps"] == [{"step": 1, "loss": 0.5, "seconds": 0.25}]
     assert got["images_per_sec"] == {
-        "mean": 256, "uncertainty": 0, "jitter": 0, "p50": 256, "p90": 256, "p99": 256,
+        "mean": 256,
+        "uncertainty": 0,
+        "jitter": 0,
+        "p50": 256,
+        "p90": 256,
+        "p99": 256,
     }
     assert got["total_images_per_sec"] == 250
     assert got["accuracy"] == {"top_1": 0.5, "top_5": 0.75}

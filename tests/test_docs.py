@@ -35,7 +35,9 @@ def test_links_and_paths_lead_somewhere(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_of_the_bench_use_flags_that_there_are(document):
     for line in re.findall(r"^.*-m minidist\.bench(.*)$", document.read_text(), re.MULTILINE):
-        arguments = [word for word in line.split("#")[0].replace("`", " ").split() if word[0] == "-"]
+        arguments = [
+            word for word in line.split("#")[0].replace("`", " ").split() if word[0] == "-"
+        ]
         flags.parse([word for word in arguments if "=" in word])
 
 
@@ -55,4 +57,4 @@ def test_the_readme_shows_the_policies_that_there_are():
 
     text = (ROOT / "README.md").read_text()
     table = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert sorted(table[1:]) == sorted(POLICIES)      # the first is the heading
+    assert sorted(table[1:]) == sorted(POLICIES)  # the first is the heading

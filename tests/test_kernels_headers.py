@@ -208,7 +208,16 @@ def test_the_compiled_modules_give_these_bits_too(numbers: np.ndarray, sse2: byt
     g = numbers.astype(np.float32)
     w, m, v = g.copy(), g.copy(), g * g
     update.adam(
-        [w], [g], [m], [v], lr=0.01, beta1=0.9, beta2=0.999, epsilon=1e-8, step=1, scale=1 / 3,
+        [w],
+        [g],
+        [m],
+        [v],
+        lr=0.01,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        step=1,
+        scale=1 / 3,
         weight_decay=[0.1],
     )
     single = np.frombuffer(sse2, np.float32)

@@ -173,9 +173,7 @@ def test_equal_logits_cost_the_logarithm_of_their_number() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "lowest"), [("float32", -87.0), ("float64", -708.0)])
-def test_the_exponential_is_exact_to_two_units_in_the_last_place(
-    dtype: str, lowest: float
-) -> None:
+def test_the_exponential_is_exact_to_two_units_in_the_last_place(dtype: str, lowest: float) -> None:
     # Against a logit of 0, the softmax of x is e^x / (1 + e^x): nearly e^x where x is small.
     x = np.linspace(lowest, -40, 200001).astype(dtype)
     logits = np.stack([x, np.zeros_like(x)], axis=1)

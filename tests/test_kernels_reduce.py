@@ -33,9 +33,7 @@ def test_sum_equals_its_twin_bit_for_bit(
     weights = [float(3 * r + 1) for r in range(count)] if weighted else [1.0] * count
     scale = 1 / 7 if weighted else 1.0
     into = [empty_like(sources[0]), empty_like(sources[0])]
-    reduce.sum(
-        into, sources, weights=weights if weighted else None, scale=scale, threads=threads
-    )
+    reduce.sum(into, sources, weights=weights if weighted else None, scale=scale, threads=threads)
     for t in range(len(SIZES)):
         want = plain.sum([s[t] for s in sources], weights, scale)
         for destination in into:

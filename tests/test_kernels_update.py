@@ -20,12 +20,18 @@ CONSTANTS: dict[str, dict[str, Any]] = {
 }
 SLOTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "rmsprop": 2, "adam": 2}
 VERB: dict[str, Callable[..., None]] = {
-    "sgd": update.sgd, "momentum": update.momentum, "nesterov": update.momentum,
-    "rmsprop": update.rmsprop, "adam": update.adam,
+    "sgd": update.sgd,
+    "momentum": update.momentum,
+    "nesterov": update.momentum,
+    "rmsprop": update.rmsprop,
+    "adam": update.adam,
 }
 TWIN: dict[str, Callable[..., Any]] = {
-    "sgd": plain.sgd, "momentum": plain.momentum, "nesterov": plain.momentum,
-    "rmsprop": plain.rmsprop, "adam": plain.adam,
+    "sgd": plain.sgd,
+    "momentum": plain.momentum,
+    "nesterov": plain.momentum,
+    "rmsprop": plain.rmsprop,
+    "adam": plain.adam,
 }
 
 
@@ -97,8 +103,17 @@ def test_nesterov_is_momentum_looking_one_step_ahead() -> None:
 def test_first_step_of_adam_is_lr_in_the_direction_of_the_sign() -> None:
     w, g = np.zeros(4), np.array([3.0, -0.01, 1e5, -2.0])
     update.adam(
-        [w], [g], [np.zeros(4)], [np.zeros(4)], lr=0.01, beta1=0.9, beta2=0.999, epsilon=0.0,
-        step=1, scale=1.0, weight_decay=[0.0],
+        [w],
+        [g],
+        [np.zeros(4)],
+        [np.zeros(4)],
+        lr=0.01,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=0.0,
+        step=1,
+        scale=1.0,
+        weight_decay=[0.0],
     )
     np.testing.assert_allclose(w, -0.01 * np.sign(g), rtol=1e-12)
 
@@ -108,7 +123,15 @@ def test_rmsprop_with_the_mean_square_in_balance_divides_by_the_gradient() -> No
     w, g, m = np.zeros(2), np.array([0.5, -8.0]), np.zeros(2)
     s = g * g
     update.rmsprop(
-        [w], [g], [s], [m], lr=0.125, decay=0.75, momentum=0.0, epsilon=0.0, scale=1.0,
+        [w],
+        [g],
+        [s],
+        [m],
+        lr=0.125,
+        decay=0.75,
+        momentum=0.0,
+        epsilon=0.0,
+        scale=1.0,
         weight_decay=[0.0],
     )
     assert s.tolist() == [0.25, 64.0]
@@ -124,7 +147,13 @@ def test_weight_decay_comes_after_the_scale() -> None:
 def test_no_decay_leaves_no_trace() -> None:
     w, m = np.array([np.inf, 1.0]), np.zeros(2)
     update.momentum(
-        [w], [np.array([1.0, -0.0])], [m], lr=1.0, momentum=1.0, nesterov=False, scale=1.0,
+        [w],
+        [np.array([1.0, -0.0])],
+        [m],
+        lr=1.0,
+        momentum=1.0,
+        nesterov=False,
+        scale=1.0,
         weight_decay=[0.0],
     )
     assert w.tolist() == [np.inf, 1.0]
@@ -176,6 +205,15 @@ def test_every_tensor_has_its_decay() -> None:
 def test_adam_counts_steps_from_one() -> None:
     with pytest.raises(ValueError, match="step counts from 1, got 0"):
         update.adam(
-            [], [], [], [], lr=1.0, beta1=0.9, beta2=0.9, epsilon=0.0, step=0, scale=1.0,
+            [],
+            [],
+            [],
+            [],
+            lr=1.0,
+            beta1=0.9,
+            beta2=0.9,
+            epsilon=0.0,
+            step=0,
+            scale=1.0,
             weight_decay=[],
         )

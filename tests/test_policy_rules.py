@@ -565,3 +565,25 @@ def test_a_batch_without_any_example_leaves_moving_statistics_alone():
         strategy.run(lambda: layer(md.constant(np.zeros((0, 2), np.float32)), training=True))
         np.testing.assert_array_equal(layer.moving_mean.numpy(), [0, 0])
         np.testing.assert_array_equal(layer.moving_variance.numpy(), [1, 1])
+
+
+@pytest.mark.parametrize("policy", ["replicated", "parameter_server"])
+def test_a_replica_without_examples_has_no_say_not_even_with_a_nan(policy):
+    with md.Strategy("cpu*3", variable_update=policy) as strategy:
+        with strategy.scope():
+            variable = md.Variable(np.ones(5, np.float32))
+        optimizer = md.optim.SGD(1.0)
+        counts = md.PerReplica(strategy.devices, [3, 1, 0])
+        gradients = md.PerReplica(
+            strategy.devices, [np.full(5, value, np.float32) for value in (1.0, 5.0, np.nan)]
+        )
+        strategy.run(
+            lambda g, c: optimizer.apply_gradients([(g, variable)], count=c), gradients, counts
+        )
+        assert np.array_equal(variable.numpy(), np.full(5, 1 - (3 * 1 + 1 * 5) / 4, np.float32))
+
+
+def test_a_variable_that_comes_twice_is_an_error():
+    variable = md.Variable(1.0, name="twice")
+    with pytest.raises(ValueError, match="'twice' comes with 2 gradients"):
+        md.optim.SGD(1.0).apply_gradients([(md.constant(1.0), variable)] * 2)

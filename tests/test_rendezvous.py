@@ -73,7 +73,7 @@ def test_everyone_leaves_each_meeting_with_its_result_and_the_last_one_holds_it(
                 rendezvous.open(list(rendezvous.payloads))
                 results[who].append([(i, round) for i in range(n)])
             else:
-                results[who].append(rendezvous.wait(who, meeting))
+                results[who].append(rendezvous.wait(meeting))
 
     for running in start(*[lambda who=who: thread(who) for who in range(n)]):
         running.join(60)
@@ -97,10 +97,10 @@ def test_stop_ends_present_and_future_waiting():
     ended = threading.Event()
 
     def wait():
-        rendezvous.wait(0, rendezvous.arrive(0, "here"))
+        rendezvous.wait(rendezvous.arrive(0, "here"))
         ended.set()
 
     start(wait)
     rendezvous.stop()
     assert ended.wait(30) and rendezvous.stopped
-    rendezvous.wait(1, 10**6)
+    rendezvous.wait(10**6)

@@ -572,6 +572,6 @@ def test_a_closed_strategy_says_so_and_closing_twice_is_fine():
 def test_a_replica_that_hangs_in_its_turn_is_named(caplog):
     with md.Strategy("cpu*2", concurrent=False, report_after=0.05, deadline=0.3) as strategy:
         release = threading.Event()
-        with pytest.raises(HangError, match="release.wait"):
+        with pytest.raises(HangError, match=r"release\.wait"):
             strategy.run(lambda: release.wait(60) and None)
         release.set()

@@ -14,6 +14,7 @@ the sum anyway, which gives the same bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -38,6 +39,11 @@ class Group:
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         self.variables = tuple(variables)
+        for variable, times in Counter(variables).items():
+            if times > 1:
+                raise UsageError(
+                    f"variable {variable.name!r} comes with {times} gradients; add them up first"
+                )
         self.places = len(variables[0].copies)
         self.copies = [
             tuple(variable.copies[place] for variable in variables) for place in range(self.places)
@@ -115,6 +121,9 @@ class MeetingOfAll(ABC):
         if scale is None:
             return None
         sources: list[Row] = [_filled(contribution) for contribution in contributions]
+        if weights is not None:  # whoever has no example has no say, not even with a NaN
+            sources = [row for row, weight in zip(sources, weights, strict=True) if weight]
+            weights = [weight for weight in weights if weight]
         return Combined(group, self._sum(group, sources, weights, threads), scale)
 
     @abstractmethod
@@ -156,7 +165,7 @@ class AllReduce(MeetingOfAll):
     def _sum(
         self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
     ) -> Sequence[Row]:
-        if len(sources) == 1:
+        if len(sources) == 1 and weights is None:
             return sources
         self._communicator.all_reduce(sources, group.rows, weights, threads=threads)
         return group.rows
