@@ -18,7 +18,7 @@ test: .venv/test           ## every test that needs no GPU; ARGS="-k replica" ad
 lint: .venv/lint           ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint kernels
+	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint kernels
 	rm -rf build/types && mkdir -p build/types
 	cp -rs $(CURDIR)/minidist build/types/minidist
 	ln -s $(CURDIR)/kernels build/types/minidist/kernels

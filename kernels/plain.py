@@ -36,7 +36,14 @@ def momentum(
 
 
 def rmsprop(
-    w: Array, g: Array, s: Array, m: Array, *, lr: float, decay: float, momentum: float,
+    w: Array,
+    g: Array,
+    s: Array,
+    m: Array,
+    *,
+    lr: float,
+    decay: float,
+    momentum: float,
     epsilon: float,
 ) -> tuple[Array, Array, Array]:
     s = decay * s + (1 - decay) * (g * g)
@@ -45,8 +52,16 @@ def rmsprop(
 
 
 def adam(
-    w: Array, g: Array, m: Array, v: Array, *, lr: float, beta1: float, beta2: float,
-    epsilon: float, step: int,
+    w: Array,
+    g: Array,
+    m: Array,
+    v: Array,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
 ) -> tuple[Array, Array, Array]:
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * (g * g)
@@ -119,7 +134,7 @@ def softmax_cross_entropy(logits: Array, labels: NDArray[np.int64]) -> tuple[Arr
 class Windows:
     """Where windows lie on images: how many, how large, how far apart, how much padding before."""
 
-    output: tuple[int, int]     # each pair is (vertical, horizontal)
+    output: tuple[int, int]  # each pair is (vertical, horizontal)
     size: tuple[int, int]
     strides: tuple[int, int]
     before: tuple[int, int]

@@ -26,9 +26,7 @@ def test_parts_are_even_and_the_larger_ones_first(examples, replicas):
 def test_each_example_reaches_one_replica_in_order(batches, n):
     source = np.arange(100.0)
     starts = np.cumsum([0, *batches])
-    globals_ = [
-        {"x": source[a:b], "y": np.arange(a, b)} for a, b in pairwise(starts)
-    ]
+    globals_ = [{"x": source[a:b], "y": np.arange(a, b)} for a, b in pairwise(starts)]
     with md.Strategy(f"cpu*{n}") as strategy:
         seen = []
         for batch in strategy.distribute_dataset(globals_):
