@@ -75,7 +75,7 @@ cdef class Rendezvous:
     """
 
     cdef readonly int n                # threads that meet
-    cdef readonly list payloads        # what each brought to the present meeting; None: not here yet
+    cdef readonly list payloads        # what each brought to the present meeting; None: not yet
     cdef readonly list departed        # which threads have left for good
     cdef readonly int arrived
     cdef readonly int left
@@ -117,7 +117,7 @@ cdef class Rendezvous:
         return self.arrived + self.left == self.n and self.arrived > 0 and self.left > 0
 
     def open(self, result):
-        """End the meeting: everyone who waited leaves with `result`. The last to arrive calls it."""
+        """End the meeting: everyone leaves with `result`. The last to arrive calls it."""
         cdef int i
         self.result = result
         self.arrived = 0
