@@ -677,3 +677,17 @@ def test_a_full_disk_is_a_sentence() -> None:
     status, sentence = refused("--num_batches=1", "--json=/dev/full")
     assert status == 1
     assert re.match("--json=/dev/full: the results could not be written: No space", sentence)
+
+
+def test_a_name_too_long_and_links_in_a_circle_are_refused_before_the_training(tmp_path, capsys):
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for path in (tmp_path / ("a" * 300), circle):
+        assert main([f"--json={path}", "--num_batches=1"]) == 2
+        assert "--json: " in capsys.readouterr().err
+
+
+def test_a_closed_standard_output_is_no_failure():
+    command = f"{sys.executable} -m minidist.bench --num_batches=2 --num_warmup_batches=0 >&-"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")

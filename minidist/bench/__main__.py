@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     except MemoryError as error:
         return _say(f"not enough memory ({error}): make --batch_size or --num_devices smaller", 1)
     except OSError as error:
-        return _output_failed(error)
+        # Files are named by the errors of those who read and write them; standard output is not.
+        return _output_failed(error) if error.filename is None else _say(error, 1)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     return 0
@@ -63,4 +64,6 @@ def _say(what: object, status: int) -> int:
 
 
 if __name__ == "__main__":
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, it stays open
     sys.exit(main(sys.argv[1:]))

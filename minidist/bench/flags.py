@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import minidist
 from minidist.bench.kinds import (
     BOOLEAN,
+    EPOCH_COUNT,
     FOLDER,
     FRACTION,
     NOT_NEGATIVE,
@@ -39,7 +40,7 @@ Value = str | int | float | bool | None
 PROGRAM = "python -m minidist.bench"
 GROUPS = ("Selection", "Length", "Mode", "Distribution", "Optimisation", "Output")
 EPOCHS = 20.0
-LEARNING_RATES = {"sgd": 0.2, "momentum": 0.05, "rmsprop": 0.05, "adam": 0.002}
+LEARNING_RATES = {"sgd": 0.2, "momentum": 0.02, "rmsprop": 0.05, "adam": 0.002}
 
 
 def flag(group: str, default: T, kind: Kind, words: str, *aliases: str) -> T:
@@ -82,7 +83,7 @@ class Flags:
     num_epochs: float | None = flag(
         "Length",
         None,
-        POSITIVE,
+        EPOCH_COUNT,
         f"passes over the training part; {EPOCHS:g} when neither this nor --num_batches is given",
     )
     num_warmup_batches: int = flag(

@@ -72,19 +72,21 @@ def _folder(text: str) -> str:
 
 def _output_file(text: str) -> str:
     path = Path(text)
-    if not text or path.is_dir() or not path.parent.is_dir():
-        raise ValueError(text)
-    if path.is_file() or not path.exists():
-        try:  # now, and not after the training
+    try:
+        if not text or path.is_dir() or not path.parent.is_dir():
+            raise ValueError(text)
+        if path.is_file() or not path.exists():  # tried now, and not after the training
             with tempfile.TemporaryFile(dir=path.resolve().parent):
                 pass
-        except OSError as error:
-            raise UsageError(f"{text!r} cannot be written: {error.strerror or error}") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{text[:80]!r} cannot be written: {why}") from None
     return text
 
 
 BOOLEAN = Kind(_boolean, "true or false")
 POSITIVE = real("a number above 0", lambda number: number > 0)
+EPOCH_COUNT = real("a number above 0, at most a million", lambda number: 0 < number <= 1e6)
 NOT_NEGATIVE = real("a number of at least 0", lambda number: number >= 0)
 FRACTION = real("a number from 0 to just below 1", lambda number: 0 <= number < 1)
 FOLDER = Kind(_folder, "a folder")

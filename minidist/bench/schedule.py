@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from minidist.errors import UsageError
 
-FORM = "rate;epoch;rate;epoch;...;rate with rising epochs, as 0.3;10;0.2;25;0.02"
+FORM = "rate;epoch;rate;epoch;...;rate with rising epochs, as 0.02;10;0.01;15;0.005"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read "0.3;10;0.2;25;0.02": 0.3 for 10 epochs, 0.2 for the next 15, then 0.02.
+        """Read "0.02;10;0.01;15;0.005": 0.02 for 10 epochs, 0.01 for the next 5, then 0.005.
 
         Raises UsageError for an even number of parts, parts that are not finite numbers of at
         least 0, or epochs that do not rise.

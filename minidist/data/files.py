@@ -27,9 +27,15 @@ DEFLATE_LIMIT = 1032  # no deflate stream unpacks to more than this many times i
 def folder(data_dir: str) -> Path:
     """Return data_dir as a path; DataError when it is not a folder."""
     path = Path(data_dir)
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise DataError(f"{data_dir}: data_dir cannot be read: {error.strerror}") from None
+    if not is_folder:
         what = "is not a folder" if path.exists() else "does not exist"
         raise DataError(f"{path}: data_dir {what}: give the folder that holds the data files")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise DataError(f"{path}: data_dir cannot be read by this user: change its permissions")
     return path
 
 
