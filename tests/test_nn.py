@@ -206,3 +206,22 @@ def test_errors_name_the_layer_and_the_shapes():
         nn.Sequential([nn.Conv2D(1, 1)]).build((5,))
     with pytest.raises(UsageError, match=r"1\.5"):
         nn.Dropout(1.5)
+
+
+@pytest.mark.parametrize("units", [-1, 0, 2.5, "a", None, True])
+def test_sizes_of_layers_are_whole_numbers_above_0(units):
+    with pytest.raises(UsageError, match=r"dense: units must be a whole number above 0, not"):
+        nn.Dense(units)
+    with pytest.raises(UsageError, match=r"conv: filters must be a whole number above 0, not"):
+        nn.Conv2D(units, 3)
+
+
+@pytest.mark.parametrize("shape", [4, (None, 4), (-1,), (2.5,), "ab", None])
+def test_build_takes_the_shape_of_one_example(shape):
+    with pytest.raises(ShapeError, match="build takes the shape of one example"):
+        nn.Sequential([nn.Dense(2)]).build(shape)
+
+
+def test_a_sequential_holds_layers():
+    with pytest.raises(UsageError, match="3 is no layer"):
+        nn.Sequential([3])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from minidist import ops, random
+from minidist.creation import create
 from minidist.device.ops import Shape
-from minidist.errors import ContextError, ShapeError
+from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.initializers import Initializer
 from minidist.tensor import Tensor
-from minidist.variable import Variable, create
+from minidist.variable import Variable
 
 # Of each layer: its variables draw their initial values from streams of their own.
 STREAMS = 4
@@ -44,7 +48,7 @@ class Layer:
         """
         if self.input_shape is not None:
             raise ContextError(f"layer {self.name!r} is built already, for {self.input_shape}")
-        shape = tuple(int(length) for length in input_shape)
+        shape = _lengths(self.name, input_shape)
         try:
             self.output_shape = self._build(shape, dtype)
         except ShapeError as error:
@@ -93,6 +97,27 @@ class Layer:
         )
         self.variables.append(variable)
         return variable
+
+
+def count(layer: str, what: str, value: Any) -> int:
+    """Return a number of units or filters: a whole number above 0, or a UsageError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UsageError(f"{layer}: {what} must be a whole number above 0, not {value!r}")
+    return int(value)
+
+
+def _lengths(layer: str, shape: Any) -> Shape:
+    """Return the shape of an example, which must be known before a batch is seen."""
+    try:
+        lengths = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        lengths = (-1,)
+    if min(lengths, default=0) < 0:
+        raise ShapeError(
+            f"layer {layer!r}: build takes the shape of one example, whole numbers without the "
+            f"batch, as (28, 28, 1), not {shape!r}"
+        )
+    return lengths
 
 
 def image(shape: Shape) -> Shape:

@@ -25,6 +25,9 @@ class Sequential(Layer):
         super().__init__(name)
         self.layers = list(layers)
         self.nested = False
+        for layer in self.layers:
+            if not isinstance(layer, Layer):
+                raise UsageError(f"{self.name}: {layer!r} is no layer")
         given = [layer.name for layer in self.layers if layer.named]
         if len(set(given)) < len(given) or len(set(self.layers)) < len(self.layers):
             raise UsageError(

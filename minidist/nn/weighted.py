@@ -8,7 +8,7 @@ from minidist import ops
 from minidist.device.ops import Shape
 from minidist.errors import ShapeError
 from minidist.initializers import Initializer, glorot_uniform, zeros
-from minidist.nn.layer import Layer, image
+from minidist.nn.layer import Layer, count, image
 from minidist.ops.window import Padding, Pair, window
 from minidist.tensor import Tensor
 
@@ -28,7 +28,7 @@ class Dense(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.units = units
+        self.units = count(self.kind, "units", units)
         self.use_bias = use_bias
         self.kernel_initializer = kernel_initializer or glorot_uniform()
         self.bias_initializer = bias_initializer or zeros()
@@ -67,7 +67,7 @@ class Conv2D(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.filters = filters
+        self.filters = count(self.kind, "filters", filters)
         self.size = size
         self.strides = strides
         self.padding = padding
