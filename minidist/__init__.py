@@ -21,11 +21,10 @@ except ImportError as _cause:
         "'pip install -e .' (or 'make'), elsewhere 'pip install minidist'"
     ) from _cause
 
-from minidist import data, errors, models, nn, ops, optim, random
+from minidist import data, errors, metrics, models, nn, ops, optim, random
+from minidist.checkpoint import load, save
 from minidist.context import (
-    device_scope as device,
-)
-from minidist.context import (
+    default_dtype,
     get_cross_replica_context,
     get_replica_context,
     get_strategy,
@@ -33,36 +32,70 @@ from minidist.context import (
     has_strategy,
     in_cross_replica_context,
     name_scope,
+    set_strategy,
     variable_creator_scope,
 )
+from minidist.context import (
+    device_scope as device,
+)
+from minidist.creation import VariableAggregation, VariableSynchronization
+from minidist.default_strategy import install as _install_default_strategy
 from minidist.device import devices
+from minidist.device_map import ReplicaDeviceMap, SingleDeviceMap, WorkerDeviceMap
+from minidist.increment import increment_var
+from minidist.indexed_slices import IndexedSlices
+from minidist.input import InputContext, shard
+from minidist.moving_average import assign_moving_average
 from minidist.ops import constant
+from minidist.padding import Padded, pad
+from minidist.reduction import ReduceOp
+from minidist.regrouping import regroup, value_container
+from minidist.steps import MultiStepContext
 from minidist.strategy import Strategy
+from minidist.structure import leaf
+from minidist.summary import SummaryWriter
+from minidist.sync_on_read import SyncOnReadVariable
 from minidist.tape import GradientTape
 from minidist.tensor import Tensor
 from minidist.values import (
     Mirrored,
     PerReplica,
+    is_tensor_like,
     local_results,
-    regroup,
     select_device_mirrored,
     select_replica,
 )
-from minidist.variable import Variable, VariableAggregation, VariableSynchronization
+from minidist.variable import AggregatingVariable, MirroredVariable, Variable
+
+_install_default_strategy()
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AggregatingVariable",
     "GradientTape",
+    "IndexedSlices",
+    "InputContext",
     "Mirrored",
+    "MirroredVariable",
+    "MultiStepContext",
+    "Padded",
     "PerReplica",
+    "ReduceOp",
+    "ReplicaDeviceMap",
+    "SingleDeviceMap",
     "Strategy",
+    "SummaryWriter",
+    "SyncOnReadVariable",
     "Tensor",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "WorkerDeviceMap",
+    "assign_moving_average",
     "constant",
     "data",
+    "default_dtype",
     "device",
     "devices",
     "errors",
@@ -72,15 +105,25 @@ __all__ = [
     "get_update_device",
     "has_strategy",
     "in_cross_replica_context",
+    "increment_var",
+    "is_tensor_like",
+    "leaf",
+    "load",
     "local_results",
+    "metrics",
     "models",
     "name_scope",
     "nn",
     "ops",
     "optim",
+    "pad",
     "random",
     "regroup",
+    "save",
     "select_device_mirrored",
     "select_replica",
+    "set_strategy",
+    "shard",
+    "value_container",
     "variable_creator_scope",
 ]

@@ -7,17 +7,19 @@ update. With no strategy at all, the default strategy's only replica is the cont
 
 A frame is never changed; entering a context puts another one in its place and leaving puts the old
 one back. A replica's thread starts with a frame derived from its caller's, so it inherits what the
-frame holds, and nothing outlives the run.
+frame holds, and nothing outlives the run. A merge function has one derived from replica 0's.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from minidist.device import Device, get
-from minidist.errors import ContextError
+from minidist.errors import ContextError, UsageError
 
 
 class ReplicaContext(Protocol):
@@ -34,57 +36,31 @@ class ReplicaContext(Protocol):
     def merge_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
 
-class Frame:
+class Frame(NamedTuple):
     """The context of one thread at one moment."""
 
-    __slots__ = (
-        "creators",
-        "device",
-        "draws",
-        "name_scope",
-        "replica",
-        "replica_id",
-        "run",
-        "step",
-        "strategy",
-        "update_device",
-    )
-
-    def __init__(
-        self,
-        *,
-        strategy: Any,
-        replica: ReplicaContext | None,
-        device: Device,
-        replica_id: int,
-        run: Any,
-        update_device: Device | None,
-        name_scope: str,
-        creators: tuple[Any, ...],
-        step: int,
-        draws: dict[int, int],
-    ) -> None:
-        self.strategy = strategy  # the strategy, in both contexts
-        self.replica = replica  # None in cross-replica context
-        self.device = device  # where operations run and new tensors live
-        self.replica_id = replica_id  # whose random numbers are drawn
-        self.run = run  # the run that this thread works for, also in its merges
-        self.update_device = update_device  # the copy's device inside strategy.update
-        self.name_scope = name_scope  # "" or "outer/inner/"
-        self.creators = creators  # variable creators, innermost last
-        self.step = step  # which random numbers are drawn
-        self.draws = draws  # how many each layer has drawn in this step
+    strategy: Any  # the strategy, in both contexts
+    replica: ReplicaContext | None  # None in cross-replica context
+    device: Device  # where operations run and new tensors live
+    draws: dict[int, int]  # how many random numbers each layer has drawn in this step
+    replica_id: int = 0  # whose random numbers are drawn
+    step: int = 0  # which random numbers are drawn
+    run: Any = None  # the run that this thread works for, also in its merges
+    update_device: Device | None = None  # the copy's device inside strategy.update
+    name_scope: str = ""  # "" or "outer/inner/"
+    creators: tuple[Any, ...] = ()  # variable creators, innermost last
+    dtype: np.dtype[Any] = np.dtype(np.float32)  # what Python's floats become
+    scope: entered | None = None  # the scope that was entered to get here, in this thread
+    outer: Frame | None = None  # the frame it will put back
 
     def but(self, **changes: Any) -> Frame:
         """Return a copy with some fields changed."""
-        frame = Frame.__new__(Frame)
-        for name in Frame.__slots__:
-            setattr(frame, name, changes[name] if name in changes else getattr(self, name))
-        return frame
+        return self._replace(**changes)
 
 
 class _Thread(threading.local):
     frame: Frame | None = None
+    base: Frame | None = None  # the frame outside of all scopes
 
 
 _thread = _Thread()
@@ -93,20 +69,9 @@ _seed = 0
 
 
 def set_default(strategy: Any, replica: ReplicaContext, device: Device) -> None:
-    """Install the strategy and replica that are there when no other is (minidist.strategy does)."""
+    """Install what is there when no other strategy is (minidist.default_strategy does)."""
     global _default
-    _default = Frame(
-        strategy=strategy,
-        replica=replica,
-        device=device,
-        replica_id=0,
-        run=None,
-        update_device=None,
-        name_scope="",
-        creators=(),
-        step=0,
-        draws={},
-    )
+    _default = Frame(strategy, replica, device, {})
 
 
 def frame() -> Frame:
@@ -116,7 +81,7 @@ def frame() -> Frame:
         if _default is None:
             raise ContextError("minidist has no default strategy yet; import minidist as a whole")
         # Each thread draws its own random numbers, so the counts are its own too.
-        current = _thread.frame = _default.but(draws={})
+        current = _thread.frame = _thread.base = _default.but(draws={})
     return current
 
 
@@ -135,27 +100,67 @@ def leave(old: Frame) -> None:
 class entered:
     """Change fields of this thread's frame for the length of a with statement.
 
+    `change` says what to change in the frame that is there on entering, the keyword arguments what
+    to change in any. An object of this class holds nothing but that: it can be entered again
+    inside itself, and by several threads at once.
+
+    Leaving while a scope opened inside is still open is a ContextError and leaves nothing: leave
+    the inner one, then this one. When an exception passes through, all of them are left.
+
     A class and not a generator: a generator that is dropped while open would be closed by the
     garbage collector, and put an old frame back at a moment nobody chose.
     """
 
-    __slots__ = ("_changes", "_new", "_old")
+    __slots__ = ("_change", "_changes")
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(
+        self, change: Callable[[Frame], dict[str, Any]] | None = None, **changes: Any
+    ) -> None:
+        self._change = change
         self._changes = changes
 
     def __enter__(self) -> Frame:
-        self._old = frame()
-        self._new = _thread.frame = self._old.but(**self._changes)
-        return self._new
+        old = frame()
+        changes = self._changes if self._change is None else self._change(old)
+        new = _thread.frame = old.but(scope=self, outer=old, **changes)
+        return new
 
-    def __exit__(self, *exception: object) -> None:
-        opened, _thread.frame = _thread.frame, self._old
-        if opened is not self._new and exception[0] is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        current = frame()
+        mine: Frame | None = current
+        while mine is not None and mine.scope is not self:
+            mine = mine.outer
+        if kind is None and mine is not current:
             raise ContextError(
-                "nesting error: a scope is left while one opened inside it is still open "
-                f"(now in {describe(opened)}); leave scopes in the reverse order of entering them"
+                "nesting error: a scope is left that is not open in this thread"
+                if mine is None
+                else "nesting error: a scope is left while one opened inside it is still open "
+                f"(now in {describe(current)}); leave scopes in the reverse order of entering them"
             )
+        if mine is not None:
+            _thread.frame = mine.outer
+
+
+def set_strategy(strategy: Any) -> None:
+    """Make a strategy this thread's own from now on: its scope without an end. None undoes it.
+
+    A strategy set before is left first. Other threads do not notice, except those of replicas
+    that are run from here.
+    Raises ContextError inside a with statement's scope and inside a run, UsageError (a ValueError)
+    for what is no strategy.
+    """
+    current = frame()
+    if current is not _thread.base:
+        raise ContextError(
+            "set_strategy must not be called inside a scope or a run, and this is inside one (in "
+            f"{describe(current)}); leave it first, or enter strategy.scope() instead"
+        )
+    if strategy is not None and not hasattr(strategy, "scope"):
+        raise UsageError(f"set_strategy takes a Strategy, or None, not {strategy!r}")
+    assert _default is not None
+    _thread.frame = _thread.base = _default.but(draws=current.draws)
+    if strategy is not None and not is_default(strategy):
+        _thread.base = strategy.scope().__enter__()
 
 
 def describe(of: Frame | None = None) -> str:
@@ -174,7 +179,10 @@ def describe(of: Frame | None = None) -> str:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return this thread's replica context, or None in cross-replica context."""
+    """Return this thread's replica context, or None in cross-replica context.
+
+    Where there is no strategy it is that of the default strategy's only replica.
+    """
     return frame().replica
 
 
@@ -220,8 +228,14 @@ def device_scope(name: str | Device) -> entered:
 
 
 def name_scope(name: str) -> entered:
-    """Put `name/` before the names of variables that are created in the with statement."""
-    return entered(name_scope=f"{frame().name_scope}{name}/")
+    """Put `name/` before the names of variables that are created in the with statement.
+
+    Replicas i > 0 have `replica_i/` between the scopes around `run` and those opened inside.
+    Raises UsageError (a ValueError) for an empty name.
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"a name scope's name is a string that is not empty, not {name!r}")
+    return entered(lambda old: {"name_scope": f"{old.name_scope}{name}/"})
 
 
 def variable_creator_scope(creator: Callable[..., Any]) -> entered:
@@ -230,17 +244,41 @@ def variable_creator_scope(creator: Callable[..., Any]) -> entered:
     The innermost creator is asked first; each may change the keyword arguments, and calls
     `next_creator(**kwargs)` to go on.
     """
-    return entered(creators=(*frame().creators, creator))
+    return entered(lambda old: {"creators": (*old.creators, creator)})
+
+
+def default_dtype(dtype: Any) -> entered:
+    """Let Python's floats become `dtype` in the with statement: as constants and variables.
+
+    Without it they become float32. Raises UsageError (a ValueError) for no floating-point dtype.
+    """
+    chosen = np.dtype(dtype)
+    if chosen.kind != "f":
+        raise UsageError(f"the default dtype is that of floats; it cannot be {chosen}")
+    return entered(dtype=chosen)
 
 
 # --- random numbers -----------------------------------------------------------------------------
 
 
 def seed(value: int) -> None:
-    """Set the seed of all random numbers; this thread starts to draw anew."""
+    """Set the seed of all random numbers, from 0 to 2⁶⁴−1; this thread starts to draw anew."""
     global _seed
-    _seed = int(value) % 2**64
+    if not isinstance(value, int | np.integer) or not 0 <= value < 2**64:
+        raise UsageError(f"a seed is an integer from 0 to 2**64 - 1, not {value!r}")
+    _seed = int(value)
     frame().draws.clear()
+
+
+def random_state() -> tuple[int, dict[int, int]]:
+    """Return the seed, and how many random draws each layer has made in this thread's step."""
+    return _seed, dict(frame().draws)
+
+
+def set_random_state(value: int, draws: dict[int, int]) -> None:
+    """Let this thread draw on from what `random_state` returned."""
+    seed(value)
+    frame().draws.update(draws)
 
 
 def draw(layer: int) -> tuple[tuple[int, int], tuple[int, int, int]]:

@@ -6,6 +6,8 @@ type, so that callers may catch either.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MinidistError(Exception):
     """Base of every error that minidist defines."""
@@ -41,6 +43,16 @@ class ForkError(MinidistError, RuntimeError):
 
 class NonFiniteError(MinidistError, ArithmeticError):
     """A loss or gradient is NaN or infinite."""
+
+
+class EndOfDataError(MinidistError, EOFError):
+    """A data set has no more batches.
+
+    Where run_steps meets the end between two of its steps, `context` is the MultiStepContext with
+    what the last full step has set; else it is None.
+    """
+
+    context: Any = None
 
 
 class DataError(MinidistError, OSError):

@@ -1,60 +1,108 @@
-"""Moving averages: variables that follow the mean of a value over all replicas."""
+"""Moving averages: variables that follow the mean of a value over all replicas.
+
+    v = momentum·v + (1 − momentum)·Σ(c_i·x_i)/Σc_i
+
+where c_i is the number of examples behind replica i's value x_i. A variable that starts from 0
+stays too near to 0 for a while (its zero bias). With `updates`, a variable that counts the updates
+so far, it is the average of the values alone instead: those k updates ago have the weight
+momentum^k, divided by the sum of these weights. That is the formula above with
+
+    momentum·(1 − momentum^(t−1))/(1 − momentum^t)      in update t = 1, 2, …
+
+in the place of momentum, and needs no further state (Kingma and Ba 2015, section 3, solved for v).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from minidist import context
-from minidist.errors import ContextError
-from minidist.tensor import Tensor, to_device
-from minidist.values import local_results
+from minidist.assigning import fitting
+from minidist.errors import MergeMismatchError, UsageError
+from minidist.structure import leaf
+from minidist.values import PerReplica, local_results
 from minidist.variable import Variable
 
 
+def assign_moving_average(
+    variable: Variable,
+    value: Any,
+    momentum: float,
+    *,
+    count: int = 1,
+    updates: Variable | None = None,
+) -> None:
+    """Let one variable follow a value; see assign_moving_averages."""
+    assign_moving_averages([variable], [value], momentum, count=count, updates=updates)
+
+
 def assign_moving_averages(
-    variables: Sequence[Variable], values: Sequence[Tensor], momentum: float, count: int
+    variables: Sequence[Variable],
+    values: Sequence[Any],
+    momentum: float,
+    *,
+    count: int = 1,
+    updates: Variable | None = None,
 ) -> None:
     """Let each variable follow the mean of its value over all replicas, weighted by their counts.
 
-    v = momentum·v + (1 − momentum)·Σ(c_i·x_i)/Σc_i. `count` is the number of examples behind this
-    replica's values. All variables of a call meet once. Where no replica has an example, nothing
-    changes.
+    In a replica all replicas meet, once for all variables; where none has an example, nothing
+    changes. In cross-replica context there is one value for all. `updates` is an integer variable,
+    which is raised by one, and takes away the zero bias.
+    Raises UsageError (a ValueError) for a PerReplica value in cross-replica context and for a
+    momentum outside 0 … 1.
     """
-    replica = context.get_replica_context()
-    if replica is None:
-        raise ContextError(
-            "moving averages are updated in a replica; call the layer inside strategy.run"
-        )
-    replica.merge_call(_average, tuple(variables), tuple(values), momentum, _Count(count))
+    if not 0 <= momentum <= 1 or (momentum == 1 and updates is not None):
+        raise UsageError(f"a moving average's momentum is from 0 to 1, not {momentum!r}")
+    share = _Share(list(variables), list(values), count, momentum, updates)
+    frame = context.frame()
+    if frame.replica is not None and frame.strategy is variables[0].strategy:
+        frame.replica.merge_call(_average, share)
+        return
+    for variable, value in zip(variables, values, strict=True):
+        if isinstance(value, PerReplica):
+            raise UsageError(
+                f"the moving average {variable.name!r} cannot follow a PerReplica value in "
+                "cross-replica context; reduce it first"
+            )
+    _average(variables[0].strategy, share)
 
 
-class _Count:
-    """A number of examples that is each replica's own, also where they are equal."""
+@leaf
+@dataclass
+class _Share:
+    """What one replica brings."""
 
-    def __init__(self, value: int) -> None:
-        self.value = value
+    variables: list[Variable]
+    values: list[Any]
+    count: int
+    momentum: float
+    updates: Variable | None
 
 
-def _average(
-    strategy: Any,
-    variables: tuple[Variable, ...],
-    values: tuple[Any, ...],
-    momentum: float,
-    counts: Any,
-) -> None:
-    weights = [count.value for count in local_results(counts)]
-    total = sum(weights)
+def _average(_: Any, shares: Any) -> None:
+    given: Sequence[_Share] = local_results(shares)
+    first = given[0]
+    for replica, share in enumerate(given):
+        if share.variables != first.variables or share.updates is not first.updates:
+            raise MergeMismatchError(
+                f"replicas 0 and {replica} update the moving averages of different variables; all "
+                "replicas must make the same calls in the same order"
+            )
+    total = sum(share.count for share in given)
     if total == 0:
         return
-    momentum = local_results(momentum)[0]
-    for variable, value in zip(variables, values, strict=True):
-        parts = [
-            to_device(part, variable.copies[0].device) * weight
-            for weight, part in zip(weights, local_results(value), strict=True)
-            if weight
-        ]
+    momentum = first.momentum
+    if first.updates is not None:
+        t = int(first.updates.copies[0].tensor) + 1
+        momentum *= (1 - momentum ** (t - 1)) / (1 - momentum**t)
+        first.updates.assign(t)
+    for i, variable in enumerate(first.variables):
+        copy = variable.copies[0]
+        parts = [fitting(copy, share.values[i]) * share.count for share in given if share.count]
         mean = sum(parts[1:], parts[0]) * (1 / total)
-        new = variable.copies[0].tensor * momentum + mean * (1 - momentum)
+        new = copy.tensor * momentum + mean * (1 - momentum)
         for copy in variable.copies:
             copy.write(new)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -24,8 +26,15 @@ from minidist.kernels.rendezvous import Fence
 SPIN = 100e-6
 
 
+def _end() -> None:
+    """The job that is a worker's last."""
+
+
 class Worker:
-    """A thread that does one job after another; `post` must not be called before the last ended."""
+    """A thread that does one job after another; `post` must not be called before the last ended.
+
+    To post the same job twice, because a signal came in between, makes it run once or twice.
+    """
 
     def __init__(self, number: int) -> None:
         self.abandoned = False
@@ -36,7 +45,7 @@ class Worker:
         )
         self.thread.start()
 
-    def post(self, job: Callable[[], None] | None) -> None:
+    def post(self, job: Callable[[], None]) -> None:
         self._job = job
         self._posted.advance()
 
@@ -46,10 +55,11 @@ class Worker:
             jobs += 1
             self._posted.wait(jobs)
             job, self._job = self._job, None
-            if job is None:
+            if job is _end:
                 return
-            job()
-            del job
+            if job is not None:
+                job()
+                del job
 
 
 class Pool:
@@ -76,10 +86,10 @@ class Pool:
         with self._lock:
             if self.closed:
                 raise ContextError("this strategy is closed; make a new one to run anything")
-            taken, self._idle = self._idle[:count], self._idle[count:]
-            while len(taken) < count:
-                taken.append(Worker(self._made))
+            while len(self._idle) < count:
+                self._idle.append(Worker(self._made))
                 self._made += 1
+            taken, self._idle = self._idle[:count], self._idle[count:]
         return taken
 
     def give_back(self, workers: Sequence[Worker]) -> None:
@@ -89,6 +99,16 @@ class Pool:
         if closed:
             self.close()
 
+    def drop(self, farewell: Callable[[], None]) -> None:
+        """End the idle threads without waiting for them, having called `farewell` on one of them.
+
+        For when nobody can use the pool any more. It takes no lock and may be called anywhere, also
+        where the garbage collector was called.
+        """
+        for worker in self._idle:
+            worker.abandoned = True  # and so ends after its next job
+            worker.post(farewell if worker is self._idle[0] else _end)
+
     def close(self) -> None:
         """End the threads that are idle; those at work end when they are given back."""
         with self._lock:
@@ -97,9 +117,15 @@ class Pool:
         if os.getpid() != self._pid:
             return
         for worker in idle:
-            worker.post(None)
+            worker.post(_end)
         for worker in idle:
             worker.thread.join()
+
+
+def stack(thread: threading.Thread) -> str:
+    """Return where a thread is now, for an error that names it."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)).rstrip() if frame else "  (it has ended)"
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

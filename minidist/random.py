@@ -20,6 +20,8 @@ from minidist.kernels import layer as kernel
 
 HostArray = np.ndarray[Any, Any]
 
+seed = context.seed
+
 
 class Stream:
     """The numbers of one draw, in the host's memory; each array asked for continues the stream.

@@ -5,33 +5,32 @@
         w = md.Variable(0.0, name="w")
     losses = strategy.run(step, images, labels)       # one thread for each device
 
-With no strategy made there is still one, the default strategy: a single replica on the current
-thread, for which every call here works and nothing meets.
+With no strategy made there is still one: minidist.default_strategy.
 """
 
 from __future__ import annotations
 
-import operator
-import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
-
-from minidist import context, reduction
+from minidist import context, gathering, reduction, updating
+from minidist.destinations import broadcast, devices_of
 from minidist.device import Device
 from minidist.device import devices as parse_devices
-from minidist.errors import ContextError, MergeMismatchError, UsageError
-from minidist.input import DistributedDataset
+from minidist.errors import ContextError, UsageError
+from minidist.input import DistributedDataset, InputContext, deal, sources, split
 from minidist.pool import Pool
-from minidist.replica import Replica, Run
+from minidist.reduction import ReduceOp
+from minidist.run import Run
+from minidist.steps import MultiStepContext, run_steps
 from minidist.threads import limit_blas, release_blas
-from minidist.values import local_results, select_device_mirrored
-from minidist.variable import Variable, VariableAggregation, VariableSynchronization
-from minidist.variable_mgr import PolicyOptions, VariableMgr, as_array, make
+from minidist.values import local_results
+from minidist.variable import Variable
+from minidist.variable_mgr import PolicyOptions, VariableMgr, make
 
 REPORT_AFTER = 5.0  # seconds; decision: a missing peer is reported after this
 DEADLINE = 60.0  # seconds; and is an error after this, or ten times the longest run
@@ -48,7 +47,9 @@ class Strategy:
     report_after, deadline: seconds after which replicas that wait for one that does not come are
         reported, and the run fails (by default at least 60, and 10 × the longest run so far).
 
-    A strategy is also a context manager that closes itself. Closing ends its threads.
+    A strategy is also a context manager that closes itself. Closing ends its threads; so does
+    forgetting it, at some later time.
+    A copy is a ContextError; a deep copy is a new strategy of the same devices and policy.
     Raises UsageError (a ValueError) for unknown names and for devices that are named twice.
     """
 
@@ -63,6 +64,11 @@ class Strategy:
         **policy_options: Any,
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(parse_devices(devices))
+        for name, seconds in (("report_after", report_after), ("deadline", deadline)):
+            if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+                raise UsageError(
+                    f"{name} is a number of seconds above 0 (math.inf: never), not {seconds!r}"
+                )
         if isinstance(variable_update, VariableMgr):
             if policy_options:
                 raise UsageError(
@@ -70,8 +76,13 @@ class Strategy:
                     "not with a VariableMgr"
                 )
             self.variable_mgr = variable_update
+            self._policy = None
+            options = PolicyOptions()
         else:
-            self.variable_mgr = make(variable_update, self.devices, _options(policy_options))
+            options = _options(policy_options)
+            self._policy = (variable_update, policy_options)
+            self.variable_mgr = make(variable_update, self.devices, options)
+        self._communicator = options.communicator(self.devices)
         self.concurrent = concurrent
         self.step = 0  # runs so far; keys the random numbers of the next one
         self._report_after = report_after
@@ -79,6 +90,9 @@ class Strategy:
         self._longest = 0.0
         self._pool = Pool()
         self._limited = False
+        self._lock = threading.Lock()
+        forgotten = weakref.finalize(self, self._pool.drop, partial(release_blas, self._pool))
+        forgotten.atexit = False  # the pool is closed at exit
 
     # --- scopes
 
@@ -92,10 +106,14 @@ class Strategy:
         Variables made in it belong to the strategy. Entering it again inside itself is fine.
         Raises ContextError inside another strategy's scope and inside a replica.
         """
-        self._require("scope", replica="open the scope outside run")
-        frame = context.frame()
-        device = frame.device if frame.strategy is self else self.devices[0]
-        return context.entered(strategy=self, replica=None, device=device)
+
+        def change(old: context.Frame) -> dict[str, Any]:
+            self._require("scope", replica="open it outside run, or inside merge_call")
+            device = old.device if old.strategy is self else self.devices[0]
+            return {"strategy": self, "replica": None, "device": device}
+
+        change(context.frame())  # what is wrong now is said now
+        return context.entered(change)
 
     def _require(
         self, verb: str, replica: str = "call it outside run, or inside merge_call"
@@ -107,18 +125,26 @@ class Strategy:
         if frame.strategy is not self:
             raise ContextError(
                 f"Mixing different Strategy objects: {verb} of {self!r} was called in "
-                f"{context.describe(frame)}; leave that strategy first"
+                f"{context.describe(frame)}, which is another one; leave that first"
             )
         if frame.replica is not None:
             raise ContextError(f"{verb} was called in {context.describe(frame)}; {replica}")
 
     # --- running
 
+    @property
+    def patience(self) -> tuple[float, float]:
+        """Seconds after which a peer that does not come is reported, and is an error."""
+        deadline = max(DEADLINE, 10 * self._longest) if self._deadline is None else self._deadline
+        return self._report_after, deadline
+
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once for each replica, each on its own thread, and regroup what they return.
 
         Of PerReplica and Mirrored values in the arguments each replica gets its own component;
-        everything else is passed as it is. See minidist.replica for how a run ends.
+        everything else is passed as it is. Of the results, what is not the same object in all
+        replicas becomes PerReplica; several replicas' numbers always do, because Python has one
+        object for each small number. See minidist.run for how a run ends.
 
         Raises ContextError inside a replica or under another strategy; what `fn` raises; see
         MergeMismatchError, HangError, StructureError.
@@ -126,21 +152,22 @@ class Strategy:
         self._require(
             "run", replica="use merge_call to act for all replicas, and run inside its function"
         )
-        if not self._limited and not self._pool.closed:
-            limit_blas(self, self.num_replicas)
-            self._limited = True
-        self.step += 1
+        with self._lock:  # several threads may run a strategy at once; each run is a step
+            if not self._limited and not self._pool.closed:
+                limit_blas(self._pool, self.num_replicas)
+                self._limited = True
+            self.step = step = self.step + 1
         started = time.monotonic()
-        deadline = max(DEADLINE, 10 * self._longest) if self._deadline is None else self._deadline
+        report_after, deadline = self.patience
         result = Run(
             self,
             self.devices,
             fn,
             args,
             kwargs,
-            step=self.step,
+            step=step,
             concurrent=self.concurrent,
-            report_after=self._report_after,
+            report_after=report_after,
             deadline=deadline,
         )(self._pool)
         self._longest = max(self._longest, time.monotonic() - started)
@@ -149,7 +176,7 @@ class Strategy:
     def close(self) -> None:
         """End the replicas' threads and give BLAS its threads back. Closing twice is fine."""
         self._pool.close()
-        release_blas(self)
+        release_blas(self._pool)
         self._limited = False
 
     def __enter__(self) -> Strategy:
@@ -160,124 +187,201 @@ class Strategy:
 
     # --- for all replicas at once
 
-    def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
+    def reduce(
+        self, op: ReduceOp | str, value: Any, axis: int | None = None, destinations: Any = None
+    ) -> Any:
         """Return the sum or mean over the replicas of each leaf of a structure, in replica order.
 
-        op: "sum" or "mean". axis: also reduce each component over this axis first; a mean then
-        divides by the true number of elements over all replicas. The result is one Tensor on the
-        first replica's device (a Python number for numbers). A mean is floating point, also of
-        integers. A leaf that is not distributed is its own mean; its sum is only defined for 0
-        and for one replica.
+        op: ReduceOp.SUM or MEAN, or "sum" or "mean". axis: also reduce each component over this
+        axis first; a mean then divides by the true number of elements over all replicas.
+        destinations: the devices that want the result, named as minidist.destinations says; by
+        default those of the value's own components. On one device it is a Tensor, on several a
+        Mirrored value; of Python numbers it is a number, which is on none.
+
+        A mean is floating point, also of integers; booleans are counted. A leaf that is not
+        distributed, or is Mirrored, is its own mean; its sum is only defined for 0 and for one
+        replica. IndexedSlices stay sparse: their rows follow each other.
         Raises UsageError (a ValueError) for what cannot be reduced, ShapeError where the replicas'
-        shapes or dtypes differ.
+        shapes or dtypes differ, TypeError for an axis that is no integer.
         """
         self._require("reduce")
-        return reduction.reduce(op, value, axis, self.num_replicas)
+        return reduction.reduce(self, self._communicator, op, value, axis, destinations)
 
-    def update(self, variable: Variable, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def batch_reduce(self, op: ReduceOp | str, pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+        """Return `reduce(op, value, destinations=destinations)` for each pair of these, in order.
+
+        What goes to the same devices is summed in one pass.
+        """
+        self._require("batch_reduce")
+        return reduction.batch_reduce(self, self._communicator, op, pairs)
+
+    def broadcast(self, value: Any, destinations: Any = None) -> Any:
+        """Return each leaf of a structure on all destinations, by default the replicas' devices.
+
+        On one device it is a Tensor, on several a Mirrored value; a Python number stays one.
+        Raises UsageError (a ValueError) for a PerReplica value and for what is no number or array.
+        """
+        self._require("broadcast")
+        wanted = self.devices if destinations is None else devices_of(destinations)
+        return broadcast(value, wanted)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Return the replicas' components of each leaf one behind the other along an axis.
+
+        Lengths along this axis may differ, and so may be 0. The result is one Tensor on the first
+        replica's device.
+        Raises UsageError (a ValueError) for an axis that there is not and for a value that does not
+        differ between several replicas, ShapeError where other lengths or dtypes differ, TypeError
+        for an axis that is no integer.
+        """
+        self._require("gather")
+        return gathering.gather(value, axis, self.num_replicas)
+
+    def update(
+        self,
+        variable: Variable,
+        fn: Callable[..., Any],
+        *args: Any,
+        group: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Call `fn(variable, *args, **kwargs)` for each copy, in an update context on its device.
 
-        Reads and assigns inside are of that copy. Mirrored arguments are split by device.
+        Reads and assigns inside are of that copy, and operations run on its device. Of Mirrored
+        arguments each call gets the component on the device; of a PerReplica argument too where the
+        copies are each a replica's own (ON_READ). Everything else is passed as it is.
+
+        Return None, or with group=False what the calls returned, regrouped by device.
         Raises UsageError (a ValueError) for what is no variable of this strategy, and TypeError for
         a PerReplica argument.
         """
         self._require("update")
-        if not isinstance(variable, Variable) or variable.strategy is not self:
-            raise UsageError(f"update takes a variable of {self!r}, not {variable!r}")
-        for copy in variable.copies:
-            with context.entered(
-                strategy=self, replica=None, device=copy.device, update_device=copy.device
-            ):
-                fn(
-                    variable,
-                    *select_device_mirrored(copy.device, args),
-                    **select_device_mirrored(copy.device, kwargs),
-                )
+        return updating.update(self, variable, fn, args, kwargs, group)
+
+    def update_non_slot(
+        self, variables: Any, fn: Callable[..., Any], *args: Any, group: bool = True, **kwargs: Any
+    ) -> Any:
+        """Call `fn(*args, **kwargs)` once on each device of what belongs to no single variable.
+
+        That is an optimizer's step count, say. The devices are those of the first of the variables
+        by name, which under a policy with a copy for every replica are all. See `update` for the
+        rest.
+        """
+        self._require("update_non_slot")
+        return updating.update_non_slot(self, variables, fn, args, kwargs, group)
+
+    def group(self, value: Any) -> None:
+        """Wait until everything is done that the components of `value` come from."""
+        updating.group(value)
+
+    def colocate_vars_with(self, variable: Variable) -> context.entered:
+        """Put the variables that are created in the with statement where this one's copies are.
+
+        Raises UsageError (a ValueError) for what is no variable of this strategy.
+        """
+        return updating.colocated(self, variable)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Return a value's components in replica order, or a tuple of a value that has none."""
         return local_results(value)
 
-    def distribute_dataset(self, batches: Iterable[Any]) -> DistributedDataset:
-        """Split each global batch over the replicas; see minidist.input."""
-        return DistributedDataset(batches, self.devices)
+    # --- input
 
-    # --- variables
+    def distribute_dataset(
+        self, batches: Iterable[Any], *, prefetch: int = 2, drop_remainder: bool = False
+    ) -> DistributedDataset:
+        """Split each global batch, a structure of arrays, over the replicas, larger parts first.
 
-    def create_variable(
-        self,
-        *,
-        initial_value: Any,
-        name: str,
-        dtype: Any,
-        trainable: bool,
-        synchronization: VariableSynchronization,
-        aggregation: VariableAggregation,
-        decays: bool,
-    ) -> Variable:
-        """Make a variable the way the policy wants it; `md.Variable` ends here.
-
-        In a replica all replicas meet: they must make the same one.
+        The result is iterated over in cross-replica context, anew each time; see minidist.input.
+        prefetch: how many batches at most are read ahead, by a thread. drop_remainder: leave out
+        batches that have fewer examples than the first.
         """
-        spec = {
-            "name": name,
-            "dtype": dtype,
-            "trainable": trainable,
-            "synchronization": synchronization,
-            "aggregation": aggregation,
-            "decays": decays,
-        }
-        initial = initial_value if callable(initial_value) else lambda: initial_value
-        replica = context.get_replica_context()
-        if isinstance(replica, Replica):
-            value = as_array(initial(), dtype)
-            result: Variable = replica.merge_call(_create, _Spec(value, spec))
-            return result
-        return self.variable_mgr.create(self, [initial] * self.num_replicas, **spec)
+        self._require("distribute_dataset")
+        return DistributedDataset(
+            [batches],
+            split,
+            self.devices,
+            lambda: self.patience,
+            prefetch=prefetch,
+            drop_remainder=drop_remainder,
+        )
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: str = "per_worker",
+        *,
+        prefetch: int = 2,
+        drop_remainder: bool = False,
+    ) -> DistributedDataset:
+        """Distribute what an input function makes: each element is one replica's batch.
+
+        `input_fn(md.InputContext)` returns an iterable, or a function that returns the next element
+        until it raises StopIteration. "per_worker": it is called once, and consecutive replicas get
+        consecutive elements. "per_replica": it is called for each replica, whose elements its are.
+        Replicas without data get empty arrays until none has any.
+        Raises UsageError (a ValueError) for another mode, and for what input_fn must not return.
+        """
+        self._require("make_input_fn_iterator")
+        return DistributedDataset(
+            sources(input_fn, replication_mode, self.num_replicas),
+            deal,
+            self.devices,
+            lambda: self.patience,
+            prefetch=prefetch,
+            drop_remainder=drop_remainder,
+        )
+
+    def run_steps(
+        self,
+        fn: Callable[..., Any],
+        iterator: Any,
+        iterations: int = 1,
+        initial_loop_values: dict[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Call `fn(ctx, *inputs)` in cross-replica context for so many batches of an iterator.
+
+        A batch that is a tuple is passed as several inputs. Returns ctx, with the outputs that the
+        last step has set; with initial_loop_values, their structure must be the same.
+        Raises EndOfDataError after the last full step where there are fewer batches; UsageError (a
+        ValueError) for an iterator of another strategy; StructureError (a ValueError) for outputs
+        of another structure.
+        """
+        self._require("run_steps")
+        return run_steps(self, fn, iterator, iterations, initial_loop_values)
 
     def __copy__(self) -> Strategy:
-        raise ContextError("a strategy owns threads and cannot be copied; make another one")
+        raise ContextError(
+            "a strategy owns threads and cannot be copied; make another one, or use copy.deepcopy, "
+            "which does"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a strategy owns threads and cannot be pickled; make it in the process that needs it"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        if self._policy is None:
+            raise ContextError(
+                f"{self!r} was made of a VariableMgr, whose parts may be no other strategy's; make "
+                "another strategy with another VariableMgr"
+            )
+        name, options = self._policy
+        other = Strategy(
+            self.devices,
+            name,
+            concurrent=self.concurrent,
+            report_after=self._report_after,
+            deadline=self._deadline,
+            **options,
+        )
+        other.step = self.step
+        return other
 
     def __repr__(self) -> str:
         devices = ", ".join(device.short for device in self.devices)
         return f"<Strategy {self.variable_mgr.name} on {devices}>"
-
-
-@dataclass(frozen=True)
-class _Spec:
-    """What one replica asks for when it creates a variable."""
-
-    value: np.ndarray[Any, Any]
-    options: dict[str, Any]
-
-    def essence(self, replica: int) -> dict[str, Any]:
-        """Return what must be the same in all replicas.
-
-        A name is the same without the replica's own scope and without numbers at the end of its
-        parts, which only tell several of a name apart ("dense_1/kernel").
-        """
-        name = self.options["name"].replace(f"replica_{replica}/", "", 1)
-        return {
-            **self.options,
-            "name": re.sub(r"_\d+(?=/|$)", "", name),
-            "shape": self.value.shape,
-            "dtype": self.value.dtype,
-        }
-
-
-def _create(strategy: Strategy, specs: Any) -> Variable:
-    asked: Sequence[_Spec] = local_results(specs)
-    ours = asked[0].essence(0)
-    for replica, spec in enumerate(asked):
-        for what, theirs in spec.essence(replica).items():
-            if theirs != ours[what]:
-                raise MergeMismatchError(
-                    f"the replicas create different variables: {what} is {ours[what]!r} in replica "
-                    f"0 and {theirs!r} in replica {replica}; all replicas must create the same "
-                    "variables in the same order"
-                )
-    initial = [partial(operator.attrgetter("value"), spec) for spec in asked]
-    return strategy.variable_mgr.create(strategy, initial, **asked[0].options)
 
 
 def _options(given: dict[str, Any]) -> PolicyOptions:
@@ -286,52 +390,3 @@ def _options(given: dict[str, Any]) -> PolicyOptions:
         if name not in known:
             raise UsageError(f"no policy option is called {name!r}; there are {', '.join(known)}")
     return PolicyOptions(**given)
-
-
-# --- the default strategy -----------------------------------------------------------------------
-
-
-class _DefaultReplica:
-    """The replica that there is when there is no strategy: the current thread."""
-
-    replica_id = 0
-    num_replicas = 1
-
-    def __init__(self, strategy: _DefaultStrategy) -> None:
-        self.strategy = strategy
-
-    @property
-    def device(self) -> Device:
-        return context.device()
-
-    def merge_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `fn(strategy, *args, **kwargs)` at once: there is nobody to wait for."""
-        with context.entered(replica=None):
-            return fn(self.strategy, *args, **kwargs)
-
-    def all_reduce(self, op: str, value: Any) -> Any:
-        """Return `value`: it is its own sum and mean."""
-        return value
-
-
-class _DefaultStrategy(Strategy):
-    """One replica on the calling thread."""
-
-    def __init__(self) -> None:
-        super().__init__("cpu", "independent")
-        self.replica = _DefaultReplica(self)
-
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return "<the default Strategy>"
-
-
-def _install_default() -> None:
-    strategy = _DefaultStrategy()
-    frame_device = strategy.devices[0]
-    context.set_default(strategy, strategy.replica, frame_device)
-
-
-_install_default()

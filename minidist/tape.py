@@ -3,6 +3,9 @@
 An operation calls `record` with its result, its inputs and a closure that turns the gradient of
 the result into gradients of the inputs. `GradientTape.gradient` walks those entries from the last
 to the first. Tapes are kept per thread, so each replica records only its own work.
+
+A gradient is an array, or an IndexedSlices where an operation uses only some rows of an input.
+Sums of those keep all rows; a sum with an array, and whatever goes on backwards, is an array.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import optree
 
 from minidist.device.base import Array
 from minidist.errors import ContextError, ShapeError
+from minidist.indexed_slices import IndexedSlices, concatenate
 from minidist.tensor import Tensor
 
-Backward = Callable[[Array, Sequence[bool]], Sequence[Array | None]]
-Sink = Callable[[Any, Array], object]
+Gradient = Array | IndexedSlices
+Backward = Callable[[Array, Sequence[bool]], Sequence[Gradient | None]]
+Sink = Callable[[Any, Gradient], object]
 Readings = dict[int, tuple[Tensor, Any]]  # by id of a Tensor: it, and whose value it is
 
 
@@ -73,14 +78,25 @@ def read(variable: Readable, tensor: Tensor) -> None:
             tape._readings[id(tensor)] = (tensor, variable)
 
 
+def pause() -> list[GradientTape]:
+    """Let no tape of this thread record until `resume` is given what this returns."""
+    tapes, _active.tapes = _active.tapes, []
+    return tapes
+
+
+def resume(tapes: list[GradientTape]) -> None:
+    """Let the tapes that `pause` returned record again, and no others."""
+    _active.tapes = tapes
+
+
 @contextmanager
 def stop_recording() -> Iterator[None]:
     """Let no tape of this thread record what runs within."""
-    tapes, _active.tapes = _active.tapes, []
+    tapes = pause()
     try:
         yield
     finally:
-        _active.tapes = tapes
+        resume(tapes)
 
 
 class GradientTape:
@@ -135,12 +151,13 @@ class GradientTape:
                 _active.tapes.append(self)
 
     def gradient(self, target: Tensor, sources: Any, sink: Sink | None = None) -> Any:
-        """Return d(sum of target)/d(source) as Tensors, in the structure of `sources`.
+        """Return d(sum of target)/d(source), in the structure of `sources`.
 
         `sources` is a Tensor, a variable or any nesting of them; one that `target` does not
-        depend on gives None. The arrays are the caller's own: none is shared with another
-        gradient, an input or the tape. What is used several times is summed in backward order,
-        so the same program gives the same bits.
+        depend on gives None. Gradients are Tensors, or IndexedSlices of a table of which only
+        rows were used. The arrays are the caller's own: none is shared with another gradient, an
+        input or the tape. What is used several times is summed in backward order, so the same
+        program gives the same bits.
 
         With `sink` nothing is returned: `sink(source, array)` takes each gradient as soon as no
         entry that is left can add to it, the source used last in the forward pass first; for a
@@ -174,12 +191,13 @@ class GradientTape:
 
         walk = _Walk(target, leaves, entries, readings)
         if sink is not None:
-            walk.run(lambda index, array: sink(leaves[index], array))
+            walk.run(lambda index, gradient: sink(leaves[index], gradient))
             return None
-        results: list[Tensor | None] = [None] * len(leaves)
+        results: list[Tensor | IndexedSlices | None] = [None] * len(leaves)
 
-        def keep(index: int, array: Array) -> None:
-            results[index] = Tensor(array, target.device)
+        def keep(index: int, gradient: Gradient) -> None:
+            sparse = isinstance(gradient, IndexedSlices)
+            results[index] = gradient if sparse else Tensor(gradient, target.device)
 
         walk.run(keep)
         return optree.tree_unflatten(structure, results)
@@ -191,7 +209,7 @@ class _Walk:
     Two passes before it find which entries lie between leaves and target, and how often a leaf is
     still to be used; so its gradient is known to be final the moment it is.
 
-    `_gradients` holds what has been summed so far by id of Tensor, and whether that array is that
+    `_gradients` holds what has been summed so far by id of Tensor, and whether its memory is that
     Tensor's alone: only then may it be added to in place or handed out without a copy.
     """
 
@@ -201,7 +219,7 @@ class _Walk:
         self._ops = target.device.ops
         self._target = target
         self._entries = entries
-        self._gradients: dict[int, tuple[Array, bool]] = {}
+        self._gradients: dict[int, tuple[Gradient, bool]] = {}
 
         self._places: dict[int, list[int]] = {}  # id of a leaf -> where it stands in `leaves`
         for place, leaf in enumerate(leaves):
@@ -230,14 +248,14 @@ class _Walk:
                         wanted.add(id(tensor))
                         self._uses[id(tensor)] = self._uses.get(id(tensor), 0) + 1
 
-        self._totals: dict[int, Array] = {}  # by id of leaf, over the Tensors it was read as
+        self._totals: dict[int, Gradient] = {}  # by id of leaf, over the Tensors it was read as
         self._parts: dict[int, int] = {}  # how many of those are still to come
         for tensor_id, owners in self._owners.items():
             if tensor_id in wanted:
                 for leaf in owners:
                     self._parts[leaf] = self._parts.get(leaf, 0) + 1
 
-    def run(self, emit: Callable[[int, Array], object]) -> None:
+    def run(self, emit: Callable[[int, Gradient], object]) -> None:
         """Walk back, freeing entries on the way, and call `emit(place in leaves, gradient)`."""
         target = self._target
         if id(target) not in self._live:
@@ -251,6 +269,8 @@ class _Walk:
             if id(entry.output) not in self._computed:
                 continue
             dy, alone = self._gradients.pop(id(entry.output))
+            if isinstance(dy, IndexedSlices):
+                dy, alone = dy.to_dense().array, True
             self._spread(entry, dy, alone)
             for tensor in entry.inputs:
                 key = id(tensor)
@@ -267,7 +287,8 @@ class _Walk:
         needs = tuple([id(tensor) in self._live for tensor in entry.inputs])
         gradients = entry.backward(dy, needs)
         passed = [
-            need and ops.share_memory(dx, dy) for dx, need in zip(gradients, needs, strict=True)
+            need and ops.share_memory(_memory(dx), dy)
+            for dx, need in zip(gradients, needs, strict=True)
         ]
         may_pass = alone and sum(passed) == 1  # dy's memory has exactly one heir
         for tensor, need, dx, is_dy in zip(entry.inputs, needs, gradients, passed, strict=True):
@@ -276,27 +297,46 @@ class _Walk:
             held = self._gradients.get(id(tensor))
             if held is None:
                 self._gradients[id(tensor)] = dx, may_pass or not is_dy
-            elif held[1]:
-                ops.accumulate(held[0], dx)
             else:
-                self._gradients[id(tensor)] = ops.add(held[0], dx), True
+                self._gradients[id(tensor)] = self._add(*held, dx), True
 
-    def _settle(self, key: int, emit: Callable[[int, Array], object]) -> None:
+    def _add(self, held: Gradient, alone: bool, more: Gradient) -> Gradient:
+        """Return the sum, in the memory of `held` where that is its alone."""
+        if isinstance(held, IndexedSlices):
+            if isinstance(more, IndexedSlices):
+                return concatenate([held, more])
+            held, alone = held.to_dense().array, True
+        elif isinstance(more, IndexedSlices):
+            more = more.to_dense().array
+        if not alone:
+            return self._ops.add(held, more)
+        self._ops.accumulate(held, more)
+        return held
+
+    def _copy(self, gradient: Gradient) -> Gradient:
+        sparse = isinstance(gradient, IndexedSlices)
+        return gradient.copy() if sparse else self._ops.copy(gradient)
+
+    def _settle(self, key: int, emit: Callable[[int, Gradient], object]) -> None:
         """Hand out the final gradient of a Tensor to the leaves that it belongs to."""
-        array, alone = self._gradients[key]
+        gradient, alone = self._gradients[key]
         if key in self._computed:  # the walk still needs it, to go on from here
             alone = False
         else:
             del self._gradients[key]
         for leaf in self._owners[key]:
-            part = array if alone else self._ops.copy(array)
+            part = gradient if alone else self._copy(gradient)
             alone = False
             if leaf in self._totals:
-                self._ops.accumulate(self._totals[leaf], part)
-            else:
-                self._totals[leaf] = part
+                part = self._add(self._totals[leaf], True, part)
+            self._totals[leaf] = part
             self._parts[leaf] -= 1
             if not self._parts[leaf]:
                 total = self._totals.pop(leaf)
                 for copy, place in enumerate(self._places[leaf]):
-                    emit(place, self._ops.copy(total) if copy else total)
+                    emit(place, self._copy(total) if copy else total)
+
+
+def _memory(gradient: Gradient) -> Array:
+    """Return the array that holds a gradient's numbers."""
+    return gradient.values.array if isinstance(gradient, IndexedSlices) else gradient

@@ -20,11 +20,13 @@ from minidist.errors import NonFiniteError
 from minidist.nn import Layer
 from minidist.optim import Optimizer
 from minidist.strategy import Strategy
+from minidist.structure import leaf
 from minidist.tape import GradientTape
 from minidist.tensor import Tensor
 from minidist.values import local_results
 
 
+@leaf
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one replica reports of a step: its mean loss and its number of examples."""

@@ -1,37 +1,60 @@
-"""PerReplica and Mirrored: one value for each replica; regroup and select, between the two views.
+"""PerReplica and Mirrored: one value for each replica; and what one replica or device has of it.
 
-`regroup` turns what the replicas hold (a list in replica order) into one structure whose leaves
-are per-replica values; `select_replica` is its inverse. Structures are pytrees (optree): tuples,
-lists, dicts, named tuples, dataclasses, and whatever a user has registered. A leaf that is the very
-same object in every replica stays as it is: identity, not equality, says that something is shared.
+`select_replica` is the way from the whole to a replica's view, minidist.regrouping the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import optree
+import copy
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from minidist import context
+from minidist.delegate import Delegate
 from minidist.device import Device
-from minidist.device import get as get_device
-from minidist.errors import StructureError, UsageError
+from minidist.device_map import DeviceMap, replica_map
+from minidist.errors import UsageError
+from minidist.structure import map_leaves
+
+Devices = DeviceMap | Sequence[str | Device] | None
 
 
-class DistributedValues:
-    """One component for each of several devices."""
+class DistributedValues(Delegate):
+    """One component for each of several devices.
 
-    __slots__ = ("devices", "values")
+    devices: a DeviceMap, or a device for each replica; None where nobody asks by device.
+    values: the components, in the order of the devices.
 
-    def __init__(self, devices: Sequence[Device] | None, values: Sequence[Any]) -> None:
+    Operators and attributes are those of the component that the context is about (see `get`), so
+    `loss * 2` and `loss.shape` work on it in a replica. Only `==` and `hash` are the value's own,
+    and go by identity. A copy has the same components, a deep copy has copies of them; pickling is
+    a TypeError.
+    """
+
+    __slots__ = ("device_map", "values")
+
+    def __init__(self, devices: Devices, values: Sequence[Any]) -> None:
         self.values = tuple(values)
-        self.devices = None if devices is None else tuple(devices)
-        if self.devices is not None and len(self.devices) != len(self.values):
-            raise UsageError(
-                f"{type(self).__name__} got {len(self.values)} values for {len(self.devices)} "
-                "devices; give one for each"
-            )
+        self.device_map = None
+        if devices is not None:
+            if not isinstance(devices, DeviceMap):
+                devices = replica_map(tuple(devices))
+            if len(devices.devices) != len(self.values):
+                raise UsageError(
+                    f"{type(self).__name__} got {len(self.values)} values for {len(devices)} "
+                    "devices; give one for each"
+                )
+            self.device_map = devices
+
+    @property
+    def devices(self) -> tuple[Device, ...] | None:
+        """The components' devices, or None where they have none."""
+        return None if self.device_map is None else self.device_map.devices
+
+    @property
+    def is_tensor_like(self) -> bool:
+        """Whether every component is; see the function of that name."""
+        return all(is_tensor_like(component) for component in self.values)
 
     def get(self, device: str | Device | None = None) -> Any:
         """Return the component on `device`, or the one that the current context is about.
@@ -41,28 +64,46 @@ class DistributedValues:
         Raises UsageError (a ValueError) where there is no such component.
         """
         if device is not None:
-            return self._on(get_device(device))
+            return self._on(device)
         frame = context.frame()
         if frame.replica is not None:
-            return self.values[frame.replica.replica_id]
+            return self.of_replica(frame.replica.replica_id)
         if frame.update_device is not None:
             return self._on(frame.update_device)
         return self._in_cross_replica(frame.device)
 
-    def _on(self, device: Device) -> Any:
-        if self.devices is None or device not in self.devices:
-            there = (
-                "no devices" if self.devices is None else ", ".join(d.short for d in self.devices)
-            )
+    def of_replica(self, replica: int) -> Any:
+        """Return the component of a replica. Raises UsageError (a ValueError) if it has none."""
+        if self.device_map is not None:
+            return self.values[self.device_map.of_replica(replica)]
+        if not 0 <= replica < len(self.values):
+            raise UsageError(f"there is no component for replica {replica} in {self!r}")
+        return self.values[replica]
+
+    def _on(self, device: str | Device) -> Any:
+        if self.device_map is None:
             raise UsageError(
-                f"there is no component on {device.short}; this {type(self).__name__} is on {there}"
+                f"there is no component on {device}: this {type(self).__name__} was made "
+                "without devices"
             )
-        return self.values[self.devices.index(device)]
+        return self.values[self.device_map.of_device(device)]
 
     def _in_cross_replica(self, device: Device) -> Any:
         raise UsageError(
             f"a {type(self).__name__} has no single value in cross-replica context; name a device, "
             "reduce it, or pass it to strategy.run"
+        )
+
+    def __copy__(self) -> DistributedValues:
+        return type(self)(self.device_map, self.values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedValues:
+        return type(self)(self.device_map, copy.deepcopy(self.values, memo))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: its devices belong to this process; take "
+            "local_results(value) and pickle the components as arrays"
         )
 
     def __repr__(self) -> str:
@@ -81,52 +122,29 @@ class Mirrored(DistributedValues):
     __slots__ = ()
 
     def _in_cross_replica(self, device: Device) -> Any:
-        return self._on(device) if self.devices and device in self.devices else self.values[0]
+        return self._on(device) if device in (self.devices or ()) else self.values[0]
 
 
-def regroup(
-    values: Sequence[Any],
-    wrap: Callable[[Sequence[Device] | None, Sequence[Any]], Any] = PerReplica,
-    devices: Sequence[Device] | None = None,
-) -> Any:
-    """Return one structure from the replicas' structures, `values` being in replica order.
+def is_tensor_like(value: Any) -> bool:
+    """Whether a value is a Tensor, a variable or an array: has a shape and a dtype of its own.
 
-    Raises StructureError (a ValueError) where the structures differ.
+    Of a distributed value, all components must be.
     """
-    first = values[0]
-    if all(value is first for value in values):
-        return first
-    leaves, spec = optree.tree_flatten(first, none_is_leaf=True)
-    columns = [leaves]
-    for replica, value in enumerate(values[1:], 1):
-        other, other_spec = optree.tree_flatten(value, none_is_leaf=True)
-        if other_spec != spec:
-            raise StructureError(
-                f"replicas 0 and {replica} returned different structures, so their values cannot "
-                f"be lined up: {spec} and {other_spec}"
-            )
-        columns.append(other)
-    grouped = [
-        row[0] if all(item is row[0] for item in row) else wrap(devices, row)
-        for row in zip(*columns, strict=True)
-    ]
-    return optree.tree_unflatten(spec, grouped)
+    if isinstance(value, DistributedValues):
+        return value.is_tensor_like
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def select_replica(replica: int, structure: Any) -> Any:
-    """Return what replica number `replica` has of a structure: the inverse of `regroup`."""
-    if isinstance(structure, DistributedValues):
-        return structure.values[replica]
-    if type(structure) in _PLAIN:
-        return structure
-    return optree.tree_map(
-        lambda leaf: leaf.values[replica] if isinstance(leaf, DistributedValues) else leaf,
-        structure,
-        none_is_leaf=True,
-    )
+    """Return what replica number `replica` has of a structure: the inverse of `regroup`.
 
+    A structure without distributed values in it is returned itself.
+    """
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+    def select(leaf: Any) -> Any:
+        return leaf.of_replica(replica) if isinstance(leaf, DistributedValues) else leaf
+
+    return map_leaves(select, structure)
 
 
 def select_device_mirrored(device: Device, structure: Any) -> Any:
@@ -135,15 +153,15 @@ def select_device_mirrored(device: Device, structure: Any) -> Any:
     Raises TypeError at a PerReplica leaf: it has no single value.
     """
 
-    def pick(leaf: Any) -> Any:
+    def select(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             raise TypeError(
                 f"a PerReplica value has no one component for {device.short}: {leaf!r}; reduce it "
                 "first, or pass it through strategy.run"
             )
-        return leaf.get(device) if isinstance(leaf, Mirrored) else leaf
+        return leaf.get(device) if isinstance(leaf, DistributedValues) else leaf
 
-    return optree.tree_map(pick, structure, none_is_leaf=True)
+    return map_leaves(select, structure)
 
 
 def local_results(value: Any) -> tuple[Any, ...]:

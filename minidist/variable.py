@@ -1,45 +1,40 @@
 """Variable: a name, a shape, and a copy of the value in each place where the policy wants one.
 
-A variable belongs to the strategy it was created under; with none, to the default strategy, which
-keeps one copy. Which copies there are, and which one a replica reads, its variable manager decides
-(minidist.variable_mgr); here is what all of them have in common.
+A variable belongs to the strategy it was created under; with none, to the default strategy. Which
+copies there are, and which one a replica reads, its variable manager decides
+(minidist.variable_mgr). What assigning means in a replica is what tells the kinds apart:
+
+| kind | copies | assigned in a replica | read for all replicas |
+|---|---|---|---|
+| Variable, of one replica | one | as it is | the copy |
+| AggregatingVariable | one | the replicas' values are aggregated, then written once | the copy |
+| MirroredVariable | every replica's | aggregated, then written to all | the near copy |
+| SyncOnReadVariable (sync_on_read.py) | every replica's | only its own copy | all, aggregated |
 """
 
 from __future__ import annotations
 
-import enum
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from minidist import context, ops, tape
+from minidist import context, tape
+from minidist.assigning import Change, added, assign_together, assigned, put, subtracted
+from minidist.creation import VariableAggregation, VariableSynchronization, create
 from minidist.device import Array, Device
-from minidist.errors import ContextError, ShapeError, UsageError
+from minidist.device import get as get_device
+from minidist.errors import ContextError, UsageError
+from minidist.readable import Readable
 from minidist.tensor import Tensor, to_device
-from minidist.values import DistributedValues, PerReplica, local_results, select_device_mirrored
+from minidist.values import PerReplica
 
 
-class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought into step."""
-
-    AUTO = "auto"  # as the policy does it
-    ON_WRITE = "on_write"  # the same
-
-
-class VariableAggregation(enum.Enum):
-    """How values that differ between replicas become the one that is assigned."""
-
-    NONE = "none"
-    SUM = "sum"
-    MEAN = "mean"
-    ONLY_FIRST_REPLICA = "only_first_replica"
-
-
-class Copy:
+class Copy(Readable):
     """One copy of a variable: an array on a device, and how often it was written."""
 
-    __slots__ = ("array", "decays", "device", "name", "tensor", "version")
+    __slots__ = ("_container", "array", "decays", "device", "name", "tensor", "version")
 
     def __init__(self, name: str, array: Array, device: Device, decays: bool) -> None:
         self.name = name
@@ -48,14 +43,32 @@ class Copy:
         self.tensor = Tensor(array, device)  # what reading it gives; follows the array's changes
         self.version = 0
         self.decays = decays
+        self._container: Callable[[], Variable | None] = lambda: None
+
+    @property
+    def container(self) -> Variable | None:
+        """The variable that this is a copy of, or None when it is no more."""
+        return self._container()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.tensor.dtype
+
+    def read(self) -> Tensor:
+        """Return the value of this copy, whatever the context."""
+        return self.tensor
 
     def write(self, value: Tensor) -> None:
         """Put a value of the variable's shape and dtype, on this device, here."""
         self.device.copy(self.array, value.array)
         self.version += 1
 
-
-Write = Callable[[Copy, Any], None]
+    def __repr__(self) -> str:
+        return f"<Copy {self.name!r} on {self.device.short}>"
 
 
 class Reader:
@@ -69,18 +82,26 @@ class _Create(type):
     """`Variable(...)` asks the creator scopes, then the strategy, for a variable."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not Variable:
+            raise TypeError(
+                f"a {cls.__name__} is made by md.Variable(...), where the strategy and the "
+                "synchronization ask for that kind"
+            )
         return create(*args, **kwargs)
 
 
-class Variable(metaclass=_Create):
+class Variable(Readable, metaclass=_Create):
     """A value that training changes.
 
     `Variable(initial_value, name="w")`: the initial value is a number, an array, a Tensor, or a
     function without arguments that returns one. Under a strategy its copies live where the policy
     says; in a replica, creating one is a meeting of all replicas.
 
-    dtype: float32 unless given or the initial value's own. trainable: whether optimizers and
-    tapes look at it of their own accord. decays: whether weight decay applies.
+    dtype: the initial value's own, or where Python's floats have none the default one, float32.
+    trainable: whether optimizers and tapes look at it of their own accord; by default, unless it
+    is ON_READ. synchronization: AUTO, or ON_READ for a copy of each replica's own. aggregation:
+    how the replicas' values become one.
+    decays: whether weight decay applies.
     """
 
     __slots__ = (
@@ -97,6 +118,8 @@ class Variable(metaclass=_Create):
         "trainable",
     )
 
+    everywhere: ClassVar[bool] = False  # whether every replica has a copy
+
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -109,6 +132,11 @@ class Variable(metaclass=_Create):
     _reader: Reader
 
     @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable belongs to."""
+        return self.strategy
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 
@@ -117,71 +145,151 @@ class Variable(metaclass=_Create):
         """Number of elements."""
         return int(np.prod(self.shape))
 
+    def is_initialized(self) -> bool:
+        """Return True: all copies hold a value from the moment that there is a variable."""
+        return True
+
+    # --- copies
+
+    def get(self, device: str | Device | None = None) -> Copy:
+        """Return the copy on `device`, or the one that the current context is about.
+
+        In a replica it is the replica's own, in an update the one being updated; otherwise the
+        one on the current device, or the first. Where there is one copy only, it is always that.
+        Raises UsageError (a ValueError) for a device without a copy.
+        """
+        if device is not None:
+            return self._on(get_device(device))
+        self._require_own_strategy("read")
+        frame = context.frame()
+        copy = self._current(frame)
+        return self._near(frame.device) if copy is None else copy
+
+    @property
+    def handle(self) -> Copy:
+        """The copy that this replica, or this update, is about.
+
+        Raises UsageError (a ValueError) in cross-replica context, where it would be any of several.
+        """
+        copy = self._current(context.frame())
+        if copy is None:
+            raise UsageError(
+                f"variable {self.name!r} has no single handle in {context.describe()}; take it in "
+                "a replica or an update, or a copy by get(device)"
+            )
+        return copy
+
+    def _current(self, frame: context.Frame) -> Copy | None:
+        """Return the copy that a replica or an update is about; None where it is about all."""
+        if not self.everywhere:
+            return self.copies[0]
+        if frame.strategy is self.strategy:
+            if frame.replica is not None:
+                return self.copies[frame.replica.replica_id]
+            if frame.update_device is not None:
+                return self._on(frame.update_device)
+        return None
+
+    def _near(self, device: Device) -> Copy:
+        return next((copy for copy in self.copies if copy.device is device), self.copies[0])
+
+    def _on(self, device: Device) -> Copy:
+        copy = self._near(device)
+        if copy.device is not device and self.everywhere:
+            raise UsageError(
+                f"variable {self.name!r} has no copy on {device.short}; its copies are on "
+                + ", ".join(copy.device.short for copy in self.copies)
+            )
+        return copy
+
+    # --- reading
+
     def read(self) -> Tensor:
         """Return the value that the current context is about.
 
         In a replica it is what the policy lets the replica compute with; in an update the copy
-        being updated; otherwise the first copy. The tensor follows later updates: `numpy()` takes
-        a copy. Raises ContextError under a strategy that the variable does not belong to, unless
-        it belongs to none.
+        being updated; otherwise the value for all replicas, on the current device. The tensor
+        follows later updates (except where it was aggregated or brought from another device):
+        `numpy()` takes a copy.
+        Raises ContextError under a strategy that the variable does not belong to, unless it
+        belongs to none, and UsageError (a ValueError) where the copies should be aggregated and
+        `aggregation` does not say how.
         """
         frame = context.frame()
         if frame.replica is not None and frame.strategy is self.strategy:
             tensor = self._reader.read(frame.replica.replica_id, frame.step)
-        elif frame.update_device is not None:
-            tensor = self._copy_on(frame.update_device).tensor
         else:
             self._require_own_strategy("read")
-            tensor = self.copies[0].tensor
+            copy = self._current(frame) if self.everywhere or frame.update_device else None
+            tensor = self._read_for_all(frame.device) if copy is None else copy.tensor
         tape.read(self, tensor)
         return tensor
 
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """Return a copy of the value in the host's memory."""
-        tensor = self.read()
-        return tensor.device.copy_out(tensor.array)
+    def read_value(self) -> Tensor:
+        """Return what `read` returns."""
+        return self.read()
 
-    def assign(self, value: Any) -> Variable:
-        """Set the value; `assign_add` and `assign_sub` change it by one.
+    def _read_for_all(self, device: Device) -> Tensor:
+        return to_device(self._near(device).tensor, device)
 
-        A value is a number, an array or a Tensor of the variable's shape. In cross-replica context
-        all copies get it, in an update the copy being updated. In a replica the values of all
-        replicas are aggregated first, as `aggregation` says.
+    # --- assigning
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Variable:
+        """Set the value; `assign_add` and `assign_sub` change it by one. Return the variable.
+
+        A value is a number, an array or a Tensor of the variable's shape; of a variable, and of
+        a PerReplica or Mirrored value, it is the component that the context is about. In
+        cross-replica context all copies get it, in an update the copy being updated. What a
+        replica assigns is aggregated with what the others assign, as `aggregation` says, and
+        all copies get the result; see SyncOnReadVariable for those that are each replica's own.
+
+        use_locking, name, read_value: taken for programs that pass them; they change nothing.
+
         Raises UsageError (a ValueError) in a replica when `aggregation` is NONE, ShapeError for
-        another shape or dtype, TypeError for the mean of integers, and ContextError under a
-        strategy that the variable does not belong to.
+        another shape or dtype, TypeError for the mean of integers, MergeMismatchError where the
+        replicas assign differently, and ContextError under a strategy that the variable does not
+        belong to.
         """
-        return self._assign(_assign, value)
+        return self._assign(assigned, value)
 
-    def assign_add(self, value: Any) -> Variable:
+    def assign_add(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Variable:
         """Add to the value; see `assign`."""
-        return self._assign(_assign_add, value)
+        return self._assign(added, value)
 
-    def assign_sub(self, value: Any) -> Variable:
+    def assign_sub(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Variable:
         """Subtract from the value; see `assign`."""
-        return self._assign(_assign_sub, value)
+        return self._assign(subtracted, value)
 
-    def _assign(self, write: Write, value: Any) -> Variable:
-        frame = context.frame()
-        if frame.update_device is not None:
-            write(self._copy_on(frame.update_device), value)
-            return self
+    def _assign(self, change: Change, value: Any) -> Variable:
         self._require_own_strategy("assigned")
-        if (
-            frame.replica is None
-            or frame.strategy is not self.strategy
-            or not context.has_strategy()
-        ):
-            self._write_all(write, value)
-        elif self.aggregation is VariableAggregation.NONE:
+        frame = context.frame()
+        if frame.strategy is self.strategy and frame.replica is not None:
+            self._assign_in_replica(frame.replica, change, value)
+        elif frame.strategy is self.strategy and frame.update_device is not None:
+            put([self._on(frame.update_device)], change, value)
+        elif isinstance(value, PerReplica):
             raise UsageError(
-                f"variable {self.name!r} is assigned in replica {frame.replica.replica_id} but "
-                "does not say what becomes of the replicas' different values; create it with "
-                "aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
+                f"variable {self.name!r} cannot be assigned a PerReplica value in cross-replica "
+                "context; reduce it first"
             )
         else:
-            frame.replica.merge_call(_aggregate, self, write, value)
+            with self.strategy.scope():  # which may be open already
+                self._assign_for_all(change, value)
         return self
+
+    def _assign_in_replica(
+        self, replica: context.ReplicaContext, change: Change, value: Any
+    ) -> None:
+        put(self.copies, change, value)
+
+    def _assign_for_all(self, change: Change, value: Any) -> None:
+        put(self.copies, change, value)
 
     def _require_own_strategy(self, verb: str) -> None:
         """Check that no other strategy than the variable's is current; one of none may be read."""
@@ -196,142 +304,73 @@ class Variable(metaclass=_Create):
             "that strategy's scope"
         )
 
-    def _write_all(self, write: Write, value: Any) -> None:
-        if isinstance(value, PerReplica):
-            raise UsageError(
-                f"variable {self.name!r} cannot be assigned a PerReplica value in cross-replica "
-                "context; reduce it first"
-            )
-        for copy in self.copies:
-            write(copy, select_device_mirrored(copy.device, value))
+    # --- saving
 
-    def _copy_on(self, device: Device) -> Copy:
-        for copy in self.copies:
-            if copy.device is device:
-                return copy
-        raise UsageError(
-            f"variable {self.name!r} has no copy on {device.short}; its copies are on "
-            + ", ".join(copy.device.short for copy in self.copies)
-        )
+    def to_save(self) -> np.ndarray[Any, Any]:
+        """Return what a checkpoint holds: the value for all replicas, copied to the host.
+
+        Raises ContextError in a replica.
+        """
+        self._require_all("saved")
+        tensor = self._read_for_all(self.copies[0].device)
+        return tensor.device.copy_out(tensor.array)
+
+    def restore(self, value: np.ndarray[Any, Any]) -> None:
+        """Put what `to_save` returned, perhaps under another strategy, into all copies.
+
+        Raises ShapeError for another shape or kind of dtype, and ContextError in a replica.
+        """
+        self._require_all("restored")
+        self._assign_for_all(assigned, value)
+
+    def _require_all(self, verb: str) -> None:
+        self._require_own_strategy(verb)
+        if context.has_strategy() and not context.in_cross_replica_context():
+            raise ContextError(
+                f"variable {self.name!r} cannot be {verb} in {context.describe()}, where it is one "
+                "replica's; do it outside run, or inside merge_call"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """Return a variable with copies of the copies. In a replica this is a meeting."""
+        frame = context.frame()
+        if frame.replica is not None and frame.strategy is self.strategy:
+            return frame.replica.merge_call(_twin, self)  # type: ignore[no-any-return]
+        return _twin(self.strategy, self)
 
     def __repr__(self) -> str:
         where = ", ".join(copy.device.short for copy in self.copies)
-        return f"<Variable {self.name!r} {self.dtype}{list(self.shape)} on {where}>"
+        return f"<{type(self).__name__} {self.name!r} {self.dtype}{list(self.shape)} on {where}>"
 
 
-ops.install_operators(Variable)
+class AggregatingVariable(Variable):
+    """One copy that several replicas share."""
+
+    __slots__ = ()
+
+    def _assign_in_replica(
+        self, replica: context.ReplicaContext, change: Change, value: Any
+    ) -> None:
+        assign_together(self, replica, change, value)
 
 
-def _assign(copy: Copy, value: Any) -> None:
-    copy.write(_fitting(copy, value))
+class MirroredVariable(Variable):
+    """A copy with every replica, all changed together."""
+
+    __slots__ = ()
+    everywhere = True
+
+    def _assign_in_replica(
+        self, replica: context.ReplicaContext, change: Change, value: Any
+    ) -> None:
+        assign_together(self, replica, change, value)
 
 
-def _assign_add(copy: Copy, value: Any) -> None:
-    copy.write(copy.tensor + _fitting(copy, value))
-
-
-def _assign_sub(copy: Copy, value: Any) -> None:
-    copy.write(copy.tensor - _fitting(copy, value))
-
-
-def _fitting(copy: Copy, value: Any) -> Tensor:
-    """Return a value as a Tensor of the copy's shape and dtype on the copy's device."""
-    if isinstance(value, Variable):
-        value = value.read()
-    if isinstance(value, Tensor):
-        tensor = to_device(value, copy.device)
-    else:
-        array = np.asarray(value)
-        if np.can_cast(array.dtype, copy.array.dtype, "same_kind"):
-            array = array.astype(copy.array.dtype)
-        tensor = Tensor(copy.device.copy_in(array), copy.device)
-    if tensor.shape != tuple(copy.array.shape) or tensor.dtype != copy.array.dtype:
-        raise ShapeError(
-            f"variable {copy.name!r} is {copy.array.dtype}{list(copy.array.shape)} and cannot be "
-            f"assigned a value that is {tensor.dtype}{list(tensor.shape)}; cast or reshape it first"
-        )
-    return tensor
-
-
-def _aggregate(strategy: Any, variable: Variable, write: Any, value: Any) -> None:
-    """Merge the replicas' values into one and write it to all copies."""
-    how = variable.aggregation
-    if how is VariableAggregation.MEAN and variable.dtype.kind in "iub":
-        raise TypeError(
-            f"variable {variable.name!r} is {variable.dtype}, and a mean is floating point; give "
-            "it a floating-point dtype, or another aggregation than MEAN"
-        )
-    if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        value = local_results(value)[0]
-    elif isinstance(value, DistributedValues):
-        value = strategy.reduce(how.value, value)
-    elif how is VariableAggregation.SUM and strategy.num_replicas > 1 and not _is_zero(value):
-        raise UsageError(
-            f"variable {variable.name!r} with aggregation SUM is assigned the same "
-            f"non-DistributedValues value {value!r} in all replicas, which cannot be reduced: is "
-            "it meant once, or once for each replica? Make a value in each replica, or use MEAN or "
-            "ONLY_FIRST_REPLICA"
-        )
-    variable._write_all(local_results(write)[0], value)
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and value == 0
-
-
-# --- creation -----------------------------------------------------------------------------------
-
-
-def create(
-    initial_value: Any,
-    *,
-    name: str | None = None,
-    dtype: Any = None,
-    trainable: bool = True,
-    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-    aggregation: VariableAggregation = VariableAggregation.NONE,
-    decays: bool = True,
-) -> Variable:
-    """Return a new variable of the current strategy; see Variable."""
-    for option, kind in (
-        (synchronization, VariableSynchronization),
-        (aggregation, VariableAggregation),
-    ):
-        if not isinstance(option, kind):
-            raise UsageError(
-                f"variable {name!r}: {option!r} is no {kind.__name__}; it may be "
-                + ", ".join(member.name for member in kind)
-            )
-    creator: Callable[..., Variable] = _by_strategy
-    for scope in context.frame().creators:
-        creator = _Asks(scope, creator)
-    return creator(
-        initial_value=initial_value,
-        name=context.frame().name_scope + (name or "Variable"),
-        dtype=dtype,
-        trainable=trainable,
-        synchronization=synchronization,
-        aggregation=aggregation,
-        decays=decays,
-    )
-
-
-class _Asks:
-    """A creator scope that knows whom to ask next."""
-
-    def __init__(self, scope: Callable[..., Variable], following: Callable[..., Variable]) -> None:
-        self.scope, self.following = scope, following
-
-    def __call__(self, **kwargs: Any) -> Variable:
-        return self.scope(self.following, **kwargs)
-
-
-def _by_strategy(**spec: Any) -> Variable:
-    strategy = context.get_strategy()
-    return strategy.create_variable(**spec)  # type: ignore[no-any-return]
+# --- putting together ---------------------------------------------------------------------------
 
 
 def make(
+    kind: type[Variable],
     copies: Sequence[Copy],
     reader: Reader,
     strategy: Any,
@@ -343,7 +382,7 @@ def make(
     decays: bool,
 ) -> Variable:
     """Put a variable together from its parts; variable managers call it."""
-    variable: Variable = object.__new__(Variable)
+    variable: Variable = object.__new__(kind)
     variable.name = name
     variable.shape = tuple(copies[0].array.shape)
     variable.dtype = copies[0].array.dtype
@@ -354,4 +393,10 @@ def make(
     variable.strategy = strategy
     variable.copies = tuple(copies)
     variable._reader = reader
+    for copy in copies:
+        copy._container = weakref.ref(variable)
     return variable
+
+
+def _twin(strategy: Any, variable: Variable) -> Variable:
+    return strategy.variable_mgr.twin(variable)  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ def device():
         "/cpu:1",
         "/device:CPU:1",
         "/job:worker/task:0/device:CPU:1",
-        "device:cpu:1",
+        "device:CPU:1",
     ],
 )
 def test_names_of_one_device_are_the_same_device(name):
@@ -43,7 +43,9 @@ def test_the_host_is_a_device_of_its_own():
     assert get("host") is host() and host() is not get("cpu:0") and host().short == "host"
 
 
-@pytest.mark.parametrize("name", ["", "tpu:0", "cpu:x", "cpu:-1", "cpu:1:2", "1", "gpu"])
+@pytest.mark.parametrize(
+    "name", ["tpu:0", "/device:cpu:1", "cpu:x", "cpu:-1", "cpu:1:2", "1", "gpu"]
+)
 def test_a_name_that_no_device_has_is_an_error(name):
     with pytest.raises(UsageError, match="is no device here"):
         get(name)
@@ -69,6 +71,9 @@ def test_a_colon_is_an_index_and_a_star_a_count(spec, names):
     ("spec", "words"),
     [
         ("cpu*0", "no devices"),
+        (None, "names no devices"),
+        (3, "names no devices"),
+        ("", "no devices"),
         ([], "no devices"),
         ("cpu:1,1", "twice"),
         (["cpu:1", "/cpu:1"], "twice"),

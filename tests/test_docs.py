@@ -18,7 +18,8 @@ def blocks(document, language):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_examples_in_python_run(document):
+def test_examples_in_python_run(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # examples save files
     for block in blocks(document, "python"):
         exec(compile(block, str(document), "exec"), {"__name__": "example"})
 

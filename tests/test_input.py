@@ -51,33 +51,6 @@ def test_replicas_get_their_own_part_and_its_true_size():
         assert strategy.run(lambda x: x.shape[0] + 0.5, batch).values == (1.5, 0.5, 0.5)
 
 
-def test_a_placed_batch_does_not_follow_its_source():
-    source = np.zeros(4)
-
-    def batches():
-        for step in range(3):
-            source[:] = step
-            yield source.copy()
-            source[:] = -1
-
-    with md.Strategy("cpu*2") as strategy:
-        for step, batch in enumerate(strategy.distribute_dataset(batches())):
-            assert all((part.numpy() == step).all() for part in batch.values)
-
-
 def test_arrays_of_different_length_are_an_error():
     with md.Strategy("cpu*2") as strategy, pytest.raises(ShapeError, match="same first dimension"):
         next(iter(strategy.distribute_dataset([(np.zeros(3), np.zeros(4))])))
-
-
-def test_an_error_of_the_source_reaches_the_consumer_after_the_batches_before_it():
-    def batches():
-        yield np.zeros(2)
-        yield np.ones(2)
-        raise OSError("disk on fire")
-
-    with md.Strategy("cpu*2") as strategy:
-        placed = iter(strategy.distribute_dataset(batches()))
-        assert [float(next(placed).values[0].numpy()[0]) for _ in range(2)] == [0.0, 1.0]
-        with pytest.raises(OSError, match="disk on fire"):
-            next(placed)

@@ -182,9 +182,9 @@ def test_momenta_stand_beside_each_copy(policy, rng):
             trainer.apply(opt, gradients)
             expected.step(gradients)
         for i, variable in enumerate(trainer.variables):
-            for replica, copy in enumerate(variable.copies):
+            for replica, slot in enumerate(opt.slot(variable, "momentum").copies):
                 slots = expected.slots[replica if policy == "independent" else 0]
-                assert same_bits(opt.slot(copy, "momentum"), slots[i]["m"])
+                assert same_bits(slot.array, slots[i]["m"])
 
 
 @pytest.mark.parametrize("n", [1, 3])

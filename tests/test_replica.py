@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ import textwrap
 import threading
 import time
 import traceback
+from functools import partial
 
 import pytest
 
 import minidist as md
+from minidist import pool, run, threads
 from minidist.errors import ContextError, ForkError, HangError, MergeMismatchError, StructureError
 
 DEVICES = [1, 2, 3, 5]
@@ -94,7 +97,7 @@ def test_threads_are_reused_and_state_is_not(strategy_of):
         return first, threading.get_ident(), md.get_replica_context().replica_id
 
     first, second = strategy.run(fn), strategy.run(fn)
-    assert first[0] is True and second[0] is False
+    assert first[0].values == (True, True) and second[0].values == (False, False)
     assert set(first[1].values) == set(second[1].values) and second[2].values == (0, 1)
 
 
@@ -179,7 +182,7 @@ def test_a_run_nested_in_a_merge_function(strategy_of):
     def fn():
         return replica().merge_call(merge, replica().replica_id * 100)
 
-    assert strategy.run(fn) == 0 + (100 + 1)  # the same number for all is given back as it is
+    assert strategy.run(fn).values == (101, 101)
 
 
 def test_merge_call_with_no_strategy_calls_at_once():
@@ -252,6 +255,9 @@ def test_scopes_left_in_the_wrong_order_are_an_error():
         inner.__enter__()
         with pytest.raises(ContextError, match="nesting error"):
             scope.__exit__(None, None, None)
+        inner.__exit__(None, None, None)
+        assert md.get_cross_replica_context() is strategy
+        scope.__exit__(None, None, None)
         assert not md.has_strategy()
 
 
@@ -399,6 +405,211 @@ def test_what_an_abandoned_replica_does_later_reaches_no_run():
         assert strategy.run(lambda: replica().merge_call(lambda s: "fine")) == "fine"
 
 
+class NoNotes(Exception):
+    def add_note(self, note):
+        raise TypeError("no notes")
+
+
+class NoAttributes(Exception):
+    __notes__ = 3
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("where", ["replicas", "merge"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        NoNotes,
+        NoAttributes,
+        NoText,
+        StopIteration,
+        GeneratorExit,
+        SystemExit,
+        KeyboardInterrupt,
+        MemoryError,
+        RecursionError,
+        BaseException,
+    ],
+)
+def test_exceptions_of_every_kind_reach_the_caller_as_they_are(strategy_of, kind, where):
+    strategy = strategy_of(3)
+
+    def fn():
+        if where == "replicas":
+            raise kind
+        replica().merge_call(raises)
+
+    def raises(_):
+        raise kind
+
+    for _ in range(2):
+        with pytest.raises(kind) as caught:
+            strategy.run(fn)
+        assert type(caught.value) is kind
+    assert strategy.run(lambda: replica().replica_id).values == (0, 1, 2)
+
+
+def test_an_exception_that_is_raised_again_and_again_gathers_no_notes():
+    shared = Boom("made once")
+
+    def fn():
+        raise shared
+
+    with md.Strategy("cpu*2") as strategy:
+        for _ in range(5):
+            with pytest.raises(Boom):
+                strategy.run(fn)
+    assert len(shared.__notes__) <= 2  # one for each replica that was first
+
+
+def test_a_recursion_without_end_is_an_error_of_its_replica(strategy_of):
+    strategy = strategy_of(2)
+
+    def deeper(n):
+        return deeper(n + 1)
+
+    with pytest.raises(RecursionError):
+        strategy.run(deeper, 0)
+    assert strategy.run(lambda: replica().replica_id).values == (0, 1)
+
+
+def test_several_threads_may_run_one_strategy_at_once(strategy_of):
+    strategy = strategy_of(3)
+    start, wrong, steps = threading.Barrier(4, timeout=60), [], []
+
+    def work(number):
+        def fn():
+            i = replica().replica_id
+            total = replica().merge_call(lambda s, x: sum(s.local_results(x)), number + i)
+            return total, md.context.frame().step
+
+        start.wait()
+        for _ in range(50):
+            total, step = strategy.run(fn)
+            steps.append(step.values)
+            if total.values != (3 * number + 3,) * 3:
+                wrong.append(total)
+
+    callers = [threading.Thread(target=work, args=(1000 * (n + 1),)) for n in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert wrong == []
+    assert sorted(steps) == [(step,) * 3 for step in range(1, 201)]
+    assert strategy.step == 200
+
+
+def test_an_interrupt_while_jobs_are_handed_out_leaves_no_thread_behind(monkeypatch):
+    with md.Strategy("cpu*3") as strategy:
+        strategy.run(lambda: None)
+        alive, original = threading.active_count(), pool.Worker.post
+        for before in range(3):
+            for after in (False, True):
+                calls = iter(range(100))
+
+                def post(worker, job, before=before, after=after, calls=calls):
+                    call = next(calls)
+                    if call == before and not after:
+                        raise KeyboardInterrupt
+                    original(worker, job)
+                    if call == before:
+                        raise KeyboardInterrupt
+
+                monkeypatch.setattr(pool.Worker, "post", post)
+                with pytest.raises(KeyboardInterrupt):
+                    strategy.run(lambda: replica().merge_call(lambda s: None))
+                monkeypatch.undo()
+                for _ in range(3):
+                    assert strategy.run(lambda: replica().replica_id).values == (0, 1, 2)
+        assert threading.active_count() == alive
+
+
+def test_an_interrupt_while_replicas_are_given_time_to_end_abandons_them(monkeypatch):
+    with md.Strategy("cpu*2") as strategy:
+        release = threading.Event()
+
+        def interrupted(self):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run.Run, "_abandon", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            strategy.run(lambda: boom() if replica().replica_id else release.wait(60))
+        monkeypatch.undo()
+        assert strategy.run(lambda: replica().replica_id).values == (0, 1)
+        release.set()
+
+
+def test_a_thread_that_is_ended_from_outside_is_an_error_and_replaced():
+    with md.Strategy("cpu*2") as strategy:
+        strategy.run(lambda: None)
+        worker = strategy._pool._idle[1]
+        worker.abandoned = True  # what is left of a thread that was killed
+        worker.post(pool._end)
+        worker.thread.join()
+        worker.abandoned = False
+        with pytest.raises(HangError, match=r"replica 1 .*ended from outside"):
+            strategy.run(lambda: replica().merge_call(lambda s: None))
+        assert strategy.run(lambda: replica().replica_id).values == (0, 1)
+
+
+def test_threads_that_cannot_be_started_are_an_error_and_those_there_are_kept(monkeypatch):
+    with md.Strategy("cpu*3") as strategy:
+        started, real = [], threading.Thread.start
+
+        def start(thread):
+            if len(started) == 2:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            real(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            strategy.run(lambda: None)
+        monkeypatch.undo()
+        assert strategy.run(lambda: replica().replica_id).values == (0, 1, 2)
+        assert {thread.ident for thread in started} < {
+            worker.thread.ident for worker in strategy._pool._idle
+        }
+
+
+def test_a_tape_that_a_replica_left_open_is_forgotten():
+    with md.Strategy("cpu*2") as strategy:
+        tapes = strategy.run(lambda: md.GradientTape().__enter__())
+        x = md.constant(1.0)
+        strategy.run(lambda: md.ops.square(x))
+        assert all(not tape._entries for tape in tapes.values)
+        assert strategy.run(lambda: len(md.tape._active.tapes)).values == (0, 0)
+
+
+def test_a_strategy_that_is_forgotten_ends_its_threads_and_its_limit_of_blas():
+    limits = dict(threads._replicas)
+
+    def forgotten():
+        strategy = md.Strategy("cpu*3")
+        with strategy.scope():
+            v = md.Variable(1.0)
+        strategy.run(lambda: v.read())
+        assert len(threads._replicas) == len(limits) + 1
+        return [worker.thread for worker in strategy._pool._idle]
+
+    workers = forgotten()
+    gc.collect()
+    for worker in workers:
+        worker.join(30)
+        assert not worker.is_alive()
+    assert threads._replicas == limits
+
+
 def test_results_of_different_structure_are_an_error(strategy_of):
     strategy = strategy_of(2)
     with pytest.raises(StructureError, match="replicas 0 and 1"):
@@ -423,9 +634,29 @@ def test_another_number_of_merge_calls_names_replicas_and_lines(strategy_of):
     text = str(caught.value)
     assert isinstance(caught.value, MergeMismatchError)
     assert "replica 1 finished" in text and "after 1" in text
-    assert "replica 0 waits in number 2" in text and "replica 2 waits in number 2" in text
+    assert "replica 0 waits in merge_call number 2" in text
+    assert "replica 2 waits in merge_call number 2" in text
     assert f"{__file__}:{first}" in text and f"{__file__}:{first + 3}" in text
     assert strategy.local_results(strategy.run(lambda: replica().replica_id)) == (0, 1, 2)
+
+
+def test_functions_that_are_made_anew_in_each_replica_are_the_same(strategy_of):
+    strategy = strategy_of(2)
+
+    class Doubles:
+        def __call__(self, s, x):
+            return sum(s.local_results(x)) * 2
+
+        def method(self, s, x):
+            return self(s, x)
+
+    def fn():
+        x, meet = replica().replica_id + 0.5, replica().merge_call
+        return meet(partial(Doubles(), x=x)), meet(Doubles(), x), meet(Doubles().method, x)
+
+    assert md.select_replica(1, strategy.run(fn))[1:] == (4.0, 4.0)
+    with pytest.raises(MergeMismatchError, match="different things"):
+        strategy.run(lambda: replica().merge_call(max if replica().replica_id else min, 1.0))
 
 
 def test_meeting_for_different_things_is_an_error(strategy_of):
@@ -445,7 +676,7 @@ def test_meeting_for_different_things_is_an_error(strategy_of):
 
 
 def test_a_missing_replica_is_reported_then_an_error_with_its_stack(caplog):
-    with md.Strategy("cpu*2", report_after=0.1, deadline=0.4) as strategy:
+    with md.Strategy("cpu*2", report_after=0.1, deadline=1.0) as strategy:
         release = threading.Event()
 
         def hangs_here():
@@ -463,12 +694,28 @@ def test_a_missing_replica_is_reported_then_an_error_with_its_stack(caplog):
         assert (
             "for replica 1" in text
             and "hangs_here" in text
-            and "replica 0 waits in its merge_call number 1" in text
+            and "replica 0 waits in merge_call number 1" in text
         )
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "replica 1" in caplog.text
         release.set()
         assert strategy.run(lambda: replica().replica_id).values == (0, 1)
+
+
+def test_a_report_on_many_replicas_names_the_first_of_each_kind():
+    with md.Strategy("cpu*40", deadline=0.3) as strategy:
+        release = threading.Event()
+        with pytest.raises(HangError) as caught:
+            strategy.run(
+                lambda: (
+                    release.wait(60) if replica().replica_id % 2 else replica().merge_call(print)
+                )
+            )
+        release.set()
+    text = str(caught.value)
+    assert "replicas 1, 3, 5, 7, 9, 11, 13, 15 and 12 more" in text
+    assert text.count("waits in merge_call") == text.count("is now at") == 8
+    assert text.count("and 12 more like these") == 2
 
 
 def test_a_long_merge_function_and_long_work_without_meetings_are_no_hang():
@@ -570,7 +817,7 @@ def test_a_closed_strategy_says_so_and_closing_twice_is_fine():
 
 
 def test_a_replica_that_hangs_in_its_turn_is_named(caplog):
-    with md.Strategy("cpu*2", concurrent=False, report_after=0.05, deadline=0.3) as strategy:
+    with md.Strategy("cpu*2", concurrent=False, report_after=0.1, deadline=1.0) as strategy:
         release = threading.Event()
         with pytest.raises(HangError, match=r"release\.wait"):
             strategy.run(lambda: release.wait(60) and None)

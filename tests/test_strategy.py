@@ -143,12 +143,14 @@ def test_what_run_returns_can_be_reduced(strategy):
     np.testing.assert_array_equal(total.numpy(), [4.5, 4.5])
 
 
-def test_the_result_of_tensors_is_on_the_first_replicas_device_and_new(strategy):
+def test_the_result_of_tensors_is_on_their_devices_and_new(strategy):
     parts = in_each(strategy, lambda: md.constant(np.ones(2)))
     for op in ["sum", "mean"]:
         result = strategy.reduce(op, per_replica(strategy, parts))
-        assert result.device is strategy.devices[0]
-        assert not any(np.shares_memory(result.array, part.array) for part in parts)
+        for device in strategy.devices:
+            own = result.get(device)
+            assert own.device is device
+            assert not any(np.shares_memory(own.array, part.array) for part in parts)
     assert all(part.numpy().tolist() == [1, 1] for part in parts)
 
 

@@ -193,7 +193,7 @@ def test_in_cross_replica_context_every_copy_is_assigned(strategy, verb, make):
 def test_a_merge_function_assigns_for_all(strategy):
     v = variable(strategy)
     strategy.run(
-        lambda: md.get_replica_context().merge_call(lambda _: v.assign_add(np.ones(2)) and None)
+        lambda: md.get_replica_context().merge_call(lambda _: (v.assign_add(np.ones(2)), None)[1])
     )
     check(v, START + 1)
 
@@ -541,3 +541,22 @@ def test_copies_do_not_share_memory_with_the_initial_value_or_each_other(strateg
     for i, a in enumerate(arrays):
         for b in arrays[i + 1 :]:
             assert not np.shares_memory(a, b)
+
+
+@pytest.mark.parametrize("counts", [(5, 6), (5, 5), (1000, 1000), (0, 0), (-1, -1)])
+def test_whole_numbers_are_each_replicas_own_whether_they_are_the_same_or_not(counts):
+    with md.Strategy("cpu*2") as strategy:
+        with strategy.scope():
+            v = md.Variable(1.0, aggregation=md.VariableAggregation.SUM)
+            n = md.Variable(np.int64(1), aggregation=md.VariableAggregation.SUM)
+
+        def fn():
+            count = counts[md.get_replica_context().replica_id]
+            v.assign_add(count)
+            n.assign_add(count)
+            return count, md.get_replica_context().all_reduce("sum", count)
+
+        count, total = strategy.run(fn)
+        assert float(v.numpy()) == int(n.numpy()) == 1 + sum(counts)
+        assert strategy.reduce("sum", count) == sum(counts)
+        assert set(strategy.local_results(total)) == {sum(counts)}

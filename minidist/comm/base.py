@@ -1,8 +1,8 @@
 """Communicator: how buffers on several devices meet. It knows arrays and devices, not variables.
 
-The public verbs check what they are given, so that a mistake is named before any byte moves; an
-implementation fills in the hooks. A *row* is a list of arrays, and every replica gives a row with
-the same shapes and dtypes.
+The public verbs check what they are given, so that a mistake is named before any byte moves, and
+pack it; an implementation fills in the hook. A *row* is a list of arrays, and every replica gives a
+row with the same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from minidist.device import Array
-from minidist.errors import ShapeError
-
-Row = Sequence[Array]
+from minidist.comm.packing import Packer, Row
+from minidist.device import Device
+from minidist.errors import ShapeError, UsageError
 
 
 class Communicator(ABC):
     """Moves rows of arrays between the devices of one strategy."""
+
+    def __init__(self, devices: Sequence[Device], packer: Packer | None = None) -> None:
+        self._device = devices[0]
+        self._packer = packer
 
     def reduce(
         self,
@@ -25,14 +28,16 @@ class Communicator(ABC):
         destination: Row,
         weights: Sequence[float] | None = None,
         *,
+        scale: float = 1.0,
         threads: int,
     ) -> None:
-        """Put the sum over the replicas, in replica order, into one row.
+        """Put the sum over the replicas, in replica order, times `scale`, into one row.
 
-        With weights it is Σ w_i·x_i. Runs on the calling thread with up to `threads` of the
-        machine's. Raises ShapeError naming the replica whose row does not fit.
+        With weights it is Σ(w_i·x_i)·scale. Weights and scale are for floating-point rows. Runs on
+        the calling thread with up to `threads` of the machine's.
+        Raises ShapeError naming the replica whose row does not fit.
         """
-        self.all_reduce(sources, [destination], weights, threads=threads)
+        self.all_reduce(sources, [destination], weights, scale=scale, threads=threads)
 
     def all_reduce(
         self,
@@ -40,18 +45,26 @@ class Communicator(ABC):
         destinations: Sequence[Row],
         weights: Sequence[float] | None = None,
         *,
+        scale: float = 1.0,
         threads: int,
     ) -> None:
         """Put the same sum into several rows, one on each device that wants it."""
         _check(sources, "all_reduce")
-        self._sum(sources, destinations, weights, threads)
+        if not destinations:
+            raise UsageError("all_reduce has no destination; give a row for each device")
+        if self._packer is None:
+            self._all_reduce(sources, destinations, weights, scale, threads)
+            return
+        with self._packer.packed(sources, destinations, self._device) as (given, wanted):
+            self._all_reduce(given, wanted, weights, scale, threads)
 
     @abstractmethod
-    def _sum(
+    def _all_reduce(
         self,
         sources: Sequence[Row],
         destinations: Sequence[Row],
         weights: Sequence[float] | None,
+        scale: float,
         threads: int,
     ) -> None: ...
 

@@ -3,8 +3,11 @@
 | name | device |
 |---|---|
 | `cpu:1`, `CPU:1`, `/device:CPU:1`, `/job:worker/task:0/device:CPU:1` | virtual CPU device 1 |
-| `cpu` | `cpu:0` |
+| `cpu`, and the empty name | `cpu:0` |
 | `host` | the memory that no replica computes in |
+
+After `device:` the kind is in capitals. A name with a job and a task is that of a device of this
+process only if they are this process's: `worker` and 0.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ _KINDS = {"cpu": CpuDevice}
 _known: dict[str, Device] = {}
 _lock = threading.Lock()
 _NAME = re.compile(
-    r"(?:/?job:(?P<job>\w+))?(?:/?task:(?P<task>\d+))?(?:/?device:)?/?(?P<kind>[A-Za-z]+)(?::(?P<index>\d+))?",
+    r"(?:/?job:(?P<job>\w+))?(?:/?task:(?P<task>\d+))?"
+    r"(?:/?device:(?P<capitals>[A-Z]+)|/?(?P<kind>[A-Za-z]+))(?::(?P<index>\d+))?"
 )
 
 
@@ -42,14 +46,18 @@ def get(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
-    match = _NAME.fullmatch(name.strip())
-    kind = match["kind"].lower() if match else ""
+    match = _NAME.fullmatch(name.strip() or "cpu")
+    kind = (match["capitals"] or match["kind"]).lower() if match else ""
     if kind == "host":
         return host()
     if match is None or kind not in _KINDS:
         raise UsageError(
             f"{name!r} is no device here; write host, or one of {', '.join(_KINDS)} with an index, "
-            "as in cpu:1"
+            "as in cpu:1 or /device:CPU:1"
+        )
+    if match["job"] not in (None, "worker") or int(match["task"] or 0) != 0:
+        raise UsageError(
+            f"{name!r} is a device of another process; this one is task 0 of the job worker"
         )
     index = int(match["index"] or 0)
     short = f"{kind}:{index}"
@@ -65,6 +73,8 @@ def devices(spec: str | Iterable[str | Device]) -> list[Device]:
     `"cpu*4"` is the first four, `"cpu:0,2"` those two, `"cpu:3"` one; a list holds names or
     devices. Raises UsageError where it names none, one twice, or a kind that there is not.
     """
+    if not isinstance(spec, Iterable):
+        raise UsageError(f"{spec!r} names no devices; write for example md.devices('cpu*2')")
     found = _parse(spec) if isinstance(spec, str) else [get(item) for item in spec]
     if not found:
         raise UsageError("no devices were given; write for example md.devices('cpu*2')")
@@ -77,6 +87,8 @@ def devices(spec: str | Iterable[str | Device]) -> list[Device]:
 
 def _parse(spec: str) -> list[Device]:
     text = spec.strip()
+    if not text:
+        return []
     match = re.fullmatch(
         r"(?P<kind>[A-Za-z]+)(?:\*(?P<count>\d+)|:(?P<list>\d+(?:\s*,\s*\d+)*))?", text
     )

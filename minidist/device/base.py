@@ -159,6 +159,9 @@ class Device(ABC):
     @abstractmethod
     def _new_stream(self, role: str) -> Stream: ...
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Device:
+        return self  # the one device of its name, also in a copy of what lives on it
+
     def lease(self, shape: Sequence[int], dtype: Any) -> Lease:
         """Borrow a buffer; in the steady state that allocates nothing."""
         return self._pool.lease(tuple(shape), np.dtype(dtype))

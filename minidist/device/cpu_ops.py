@@ -103,6 +103,9 @@ class CpuOps(Ops):
     def broadcast_to(self, a: Array, shape: Shape) -> Array:
         return np.array(np.broadcast_to(a, shape), order="C")
 
+    def concatenate(self, arrays: Tensors) -> Array:
+        return np.concatenate(arrays)
+
     def take(self, a: Array, index: Any) -> Array:
         return np.asarray(a[index], order="C")
 
@@ -110,6 +113,24 @@ class CpuOps(Ops):
         full = np.zeros(shape, a.dtype)
         full[index] = a
         return full
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def gather(self, a: Array, indices: Array) -> Array:
+        return np.asarray(a[indices], order="C")
+
+    def scatter(self, a: Array, indices: Array, rows: Array) -> None:
+        a[indices] = rows
+
+    def scatter_add(self, a: Array, indices: Array, rows: Array) -> None:
+        # NumPy adds single elements, in order, several times faster than rows.
+        width = prod(a.shape[1:])
+        places = indices[:, None] * width + np.arange(width)
+        np.add.at(a.reshape(-1), places.reshape(-1), rows.reshape(-1))
+
+    def unique(self, indices: Array) -> tuple[Array, Array]:
+        distinct, places = np.unique(indices, return_inverse=True)
+        return distinct, places
 
     # -- reductions ----------------------------------------------------------------------------
 

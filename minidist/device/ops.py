@@ -121,12 +121,34 @@ class Ops(ABC):
         """Return `a` repeated to fill `shape`, really written out."""
 
     @abstractmethod
+    def concatenate(self, arrays: Tensors) -> Array:
+        """Return arrays of one dtype one after the other along the first axis."""
+
+    @abstractmethod
     def take(self, a: Array, index: Any) -> Array:
         """Return a[index], basic indexing (integers, slices, None, ...); may be a view."""
 
     @abstractmethod
     def put(self, a: Array, index: Any, shape: Shape) -> Array:
         """Return zeros of `shape` with `a` at `index`: what `take` is transposed."""
+
+    # -- rows: what lies along the first axis, by int64 indices [k] in range ---------------------
+
+    @abstractmethod
+    def gather(self, a: Array, indices: Array) -> Array:
+        """Return rows [k, ...]: a[indices[i]]."""
+
+    @abstractmethod
+    def scatter(self, a: Array, indices: Array, rows: Array) -> None:
+        """Do a[indices[i]] = rows[i] in place; no index occurs twice. `rows` may broadcast."""
+
+    @abstractmethod
+    def scatter_add(self, a: Array, indices: Array, rows: Array) -> None:
+        """Do a[indices[i]] += rows[i] in place, in the order of i."""
+
+    @abstractmethod
+    def unique(self, indices: Array) -> tuple[Array, Array]:
+        """Return the distinct indices, ascending, and for each index its place among them."""
 
     # -- reductions ------------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
 }
 
 
-def build(
-    name: str, input_shape: Sequence[int], classes: int, dtype: Any = "float32"
-) -> nn.Sequential:
+def build(name: str, input_shape: Sequence[int], classes: int, dtype: Any = None) -> nn.Sequential:
     """Return a model with its variables, for examples of a shape (height, width, channels).
+
+    dtype: the default one unless given (see md.default_dtype).
 
     Raises UsageError for an unknown name, ShapeError naming the layer if the images are too small.
     """

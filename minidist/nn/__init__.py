@@ -15,6 +15,7 @@ from minidist.initializers import (
     truncated_normal,
     zeros,
 )
+from minidist.nn.embedding import Embedding
 from minidist.nn.layer import Layer
 from minidist.nn.normalization import BatchNorm
 from minidist.nn.pooling import AveragePool, GlobalAveragePool, MaxPool
@@ -28,6 +29,7 @@ __all__ = [
     "Conv2D",
     "Dense",
     "Dropout",
+    "Embedding",
     "Flatten",
     "GlobalAveragePool",
     "Initializer",

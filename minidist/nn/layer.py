@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist import ops, random
+from minidist import context, ops, random
 from minidist.creation import create
 from minidist.device.ops import Shape
 from minidist.errors import ContextError, ShapeError, UsageError
@@ -41,8 +41,10 @@ class Layer:
     def trainable_variables(self) -> list[Variable]:
         return [variable for variable in self.variables if variable.trainable]
 
-    def build(self, input_shape: Sequence[int], dtype: Any = "float32") -> Shape:
+    def build(self, input_shape: Sequence[int], dtype: Any = None) -> Shape:
         """Make the variables for examples of a shape (without the batch); return the output's.
+
+        dtype: the default one unless given (see md.default_dtype).
 
         Raises ShapeError naming the layer if it cannot take such examples.
         """
@@ -50,7 +52,9 @@ class Layer:
             raise ContextError(f"layer {self.name!r} is built already, for {self.input_shape}")
         shape = _lengths(self.name, input_shape)
         try:
-            self.output_shape = self._build(shape, dtype)
+            self.output_shape = self._build(
+                shape, context.frame().dtype if dtype is None else dtype
+            )
         except ShapeError as error:
             raise ShapeError(
                 f"layer {self.name!r}, for examples of shape {shape}: {error}"
@@ -88,7 +92,7 @@ class Layer:
         self, name: str, shape: Shape, dtype: Any, initializer: Initializer, trainable: bool = True
     ) -> Variable:
         draw = self.number * STREAMS + len(self.variables)
-        variable = create(
+        variable: Variable = create(
             # Called for each copy that starts on its own, on the replica whose copy it is.
             lambda: initializer(shape, dtype, random.stream(draw)),
             name=f"{self.name}/{name}",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidist import ops
+from minidist import context, ops
 from minidist.device.ops import Shape
-from minidist.errors import ShapeError
+from minidist.errors import ShapeError, UsageError
 from minidist.initializers import ones, zeros
 from minidist.moving_average import assign_moving_averages
 from minidist.nn.layer import Layer
@@ -17,15 +17,24 @@ class BatchNorm(Layer):
     """Normalise each channel (the last axis): by the batch in training, else by moving averages.
 
     The averages follow v = momentum·v + (1 − momentum)·(the batch's), variance biased, as the mean
-    over replicas weighted by their counts; so training needs all replicas to call the layer.
+    over replicas weighted by their counts; with moving="first" those of replica 0 alone, as in
+    tf_cnn_benchmarks. Either way training needs all replicas to call the layer.
     """
 
     kind = "batch_norm"
 
     def __init__(
-        self, *, momentum: float = 0.9, epsilon: float = 1e-5, name: str | None = None
+        self,
+        *,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        moving: str = "mean",
+        name: str | None = None,
     ) -> None:
         super().__init__(name)
+        if moving not in ("mean", "first"):
+            raise UsageError(f"batch_norm: moving={moving!r} is not known; it may be mean, first")
+        self.moving = moving
         self.momentum = momentum
         self.epsilon = epsilon
 
@@ -47,7 +56,11 @@ class BatchNorm(Layer):
                 x, self.gamma, self.beta, self.moving_mean, self.moving_variance, self.epsilon
             )
         y, mean, variance = ops.batch_norm(x, self.gamma, self.beta, self.epsilon)
+        counts = self.moving == "mean" or context.frame().replica_id == 0
         assign_moving_averages(
-            [self.moving_mean, self.moving_variance], [mean, variance], self.momentum, x.shape[0]
+            [self.moving_mean, self.moving_variance],
+            [mean, variance],
+            self.momentum,
+            count=x.shape[0] if counts else 0,
         )
         return y

@@ -26,6 +26,7 @@ from minidist.ops.elementwise import (
     square,
     subtract,
 )
+from minidist.ops.embedding import embedding
 from minidist.ops.linear import bias_add, dense, matmul
 from minidist.ops.losses import softmax_cross_entropy
 from minidist.ops.normalization import batch_norm, batch_norm_inference
@@ -49,6 +50,7 @@ __all__ = [
     "dense",
     "divide",
     "dropout",
+    "embedding",
     "equal",
     "exp",
     "install_operators",

@@ -8,27 +8,33 @@ from typing import Any
 import numpy as np
 
 from minidist import context
+from minidist.delegate import Delegate, current
 from minidist.errors import ContextError, ShapeError
+from minidist.indexed_slices import IndexedSlices
 from minidist.tape import Readable
 from minidist.tensor import Tensor
 
-# What an operation takes: a Tensor, a variable (anything with `read()`), an array, numbers.
-TensorLike = Tensor | Readable | np.ndarray[Any, Any] | Sequence[Any] | float
+# What an operation takes: a Tensor, a variable (anything with `read()`), an array, numbers; and a
+# distributed value, for the component that the context is about.
+TensorLike = (
+    Tensor | Readable | Delegate | IndexedSlices | np.ndarray[Any, Any] | Sequence[Any] | float
+)
 _Number = (int, float, np.number, np.bool_)
 
 
 def constant(value: TensorLike, dtype: Any = None) -> Tensor:
     """Return a copy of `value` on this thread's device.
 
-    Python floats, alone or nested in lists, become float32, integers int64; what NumPy made keeps
-    its dtype unless `dtype` is given. The result is no function of `value` to a tape.
+    Python floats, alone or nested in lists, become float32 (see md.default_dtype), integers int64;
+    what NumPy made keeps its dtype unless `dtype` is given. To a tape the result is no function of
+    `value`.
     """
-    if isinstance(value, Tensor) or hasattr(value, "read"):
+    if isinstance(value, Tensor | Delegate | IndexedSlices) or hasattr(value, "read"):
         value = as_tensor(value).numpy()
     array = np.asarray(value, dtype)
     own_dtype = isinstance(value, (np.ndarray, np.generic))
     if dtype is None and array.dtype == np.float64 and not own_dtype:
-        array = array.astype(np.float32)
+        array = array.astype(context.frame().dtype)
     if array.dtype.kind not in "fiub":
         raise ShapeError(
             f"constant: no Tensor can hold elements of type {array.dtype}; give numbers or booleans"
@@ -38,12 +44,20 @@ def constant(value: TensorLike, dtype: Any = None) -> Tensor:
 
 
 def as_tensor(value: TensorLike) -> Tensor:
-    """Return `value` itself if it is a Tensor, what a variable reads as, else `constant(value)`."""
+    """Return `value` itself if it is a Tensor, what a variable reads as, else `constant(value)`.
+
+    Of a distributed value it is the component that the context is about.
+    IndexedSlices become dense.
+    """
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, Delegate):
+        return as_tensor(value.get())
     if hasattr(value, "read"):
         tensor: Tensor = value.read()
         return tensor
+    if isinstance(value, IndexedSlices):
+        return value.to_dense()
     return constant(value)
 
 
@@ -58,6 +72,8 @@ def operands(operation: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tens
     if isinstance(a, _Number) and not isinstance(b, _Number):
         b = as_tensor(b)
         return _number(operation, a, b), b
+    if isinstance(a, Delegate) or isinstance(b, Delegate):
+        return operands(operation, current(a), current(b))
     a, b = as_tensor(a), as_tensor(b)
     fit(operation, a, b)
     return a, b
@@ -72,11 +88,16 @@ def fit(operation: str, *tensors: Tensor) -> None:
                 f"{operation}: dtypes {first.dtype} and {other.dtype} (of shapes {first.shape} and "
                 f"{other.shape}) do not mix; convert one with ops.cast"
             )
-        if other.device is not first.device:
-            raise ContextError(
-                f"{operation}: one input is on {first.device.short} and one on "
-                f"{other.device.short}; md.constant(x) copies a value to the current device"
-            )
+        fit_device(operation, first, other)
+
+
+def fit_device(operation: str, first: Tensor, other: Tensor) -> None:
+    """Raise ContextError if two Tensors are on different devices."""
+    if other.device is not first.device:
+        raise ContextError(
+            f"{operation}: one input is on {first.device.short} and one on "
+            f"{other.device.short}; md.constant(x) copies a value to the current device"
+        )
 
 
 def floats(operation: str, value: TensorLike) -> Tensor:

@@ -33,7 +33,7 @@ class EveryReplicaApplies:
     ) -> None:
         optimizer.update(
             replica,
-            combined.group.copies[replica],
+            combined.group.variables,
             combined.rows[replica],
             scale=combined.scale,
             threads=threads,
@@ -45,7 +45,7 @@ class OnceApplies:
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
         optimizer.update(
-            0, combined.group.copies[0], combined.rows[0], scale=combined.scale, threads=threads
+            0, combined.group.variables, combined.rows[0], scale=combined.scale, threads=threads
         )
 
     def in_replica(

@@ -9,6 +9,10 @@ makes a mean of it:
 
 The sum is left unscaled here; the optimizer multiplies by the factor in the pass in which it reads
 the sum anyway, which gives the same bits.
+
+Where all that replicas bring for a variable are IndexedSlices, so is the sum: their rows, added up
+in replica order, which gives the bits of the sum of the whole gradients. Such a variable has no
+bucket. Where only some are sparse, they are made dense.
 """
 
 from __future__ import annotations
@@ -17,13 +21,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from minidist.comm import Communicator, Row
-from minidist.device import Array, Device
+from minidist.comm import Communicator, Row, allocate_row
+from minidist.device import Array
 from minidist.errors import MergeMismatchError, UsageError
-from minidist.kernels.reduce import offsets
+from minidist.indexed_slices import IndexedSlices, concatenate
+from minidist.structure import leaf
+from minidist.tape import Gradient
 from minidist.variable import Variable
 
 if TYPE_CHECKING:
@@ -49,6 +54,17 @@ class Group:
             tuple(variable.copies[place] for variable in variables) for place in range(self.places)
         ]
         self._rows: list[list[Array]] | None = None
+        self._parts: dict[tuple[int, ...], Group] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return [variable.name for variable in self.variables]
+
+    def part(self, members: Sequence[int]) -> Group:
+        """Return the group of only some of the variables; the same one whenever asked again."""
+        key = tuple(members)
+        part = self._parts.get(key)
+        return part or self._parts.setdefault(key, Group([self.variables[i] for i in key]))
 
     @property
     def rows(self) -> list[list[Array]]:
@@ -58,19 +74,12 @@ class Group:
         return self._rows
 
     def _row(self, place: int) -> list[Array]:
-        row: list[Any] = [None] * len(self.variables)
-        by_bucket: dict[tuple[Device, Any], list[int]] = {}
-        for i, copy in enumerate(self.copies[place]):
-            by_bucket.setdefault((copy.device, copy.array.dtype), []).append(i)
-        for (device, dtype), members in by_bucket.items():
-            shapes = [self.variables[i].shape for i in members]
-            starts, total = offsets(shapes, dtype.itemsize)
-            bucket = device.allocate((total,), dtype)
-            for i, start, shape in zip(members, starts, shapes, strict=True):
-                row[i] = bucket[start : start + prod(shape)].reshape(shape)
-        return row
+        return allocate_row(
+            [(copy.device, (copy.array.shape, copy.array.dtype)) for copy in self.copies[place]]
+        )
 
 
+@leaf
 @dataclass(slots=True)
 class Contribution:
     """What one replica brings: a gradient for each variable of the group (None: unused).
@@ -79,17 +88,21 @@ class Contribution:
     """
 
     group: Group
-    gradients: list[Array | None]
+    gradients: list[Gradient | None]
     count: int | None
     optimizer: Optimizer
 
 
+@leaf
 @dataclass(slots=True)
 class Combined:
-    """What comes out: for each place the gradients to apply, times `scale`."""
+    """What comes out: for each place the gradients to apply, times `scale`.
+
+    An IndexedSlices among them has each of its indices once.
+    """
 
     group: Group
-    rows: Sequence[Row]
+    rows: Sequence[Sequence[Gradient]]
     scale: float
 
 
@@ -100,8 +113,8 @@ class Nothing:
         """Return the replica's own gradients, or None where it has no example."""
         if contribution.count == 0:
             return None
-        row = _filled(contribution)
-        return Combined(contribution.group, [row] * contribution.group.places, 1.0)
+        rows = [contribution.gradients] * contribution.group.places
+        return Combined(contribution.group, rows, 1.0)
 
 
 class MeetingOfAll(ABC):
@@ -120,11 +133,36 @@ class MeetingOfAll(ABC):
         weights, scale = self._weights([contribution.count for contribution in contributions])
         if scale is None:
             return None
-        sources: list[Row] = [_filled(contribution) for contribution in contributions]
+        sources = [contribution.gradients for contribution in contributions]
         if weights is not None:  # whoever has no example has no say, not even with a NaN
             sources = [row for row, weight in zip(sources, weights, strict=True) if weight]
             weights = [weight for weight in weights if weight]
-        return Combined(group, self._sum(group, sources, weights, threads), scale)
+        return Combined(group, self._sum_all(group, sources, weights, threads), scale)
+
+    def _sum_all(
+        self,
+        group: Group,
+        sources: Sequence[Sequence[Gradient | None]],
+        weights: list[float] | None,
+        threads: int,
+    ) -> Sequence[Sequence[Gradient]]:
+        """Return the sums for each place: whole ones in one pass, sparse ones one by one."""
+        sparse = _sparse_columns(sources)
+        if not sparse:
+            return self._sum(group, [_whole(group, row) for row in sources], weights, threads)
+        whole = [i for i in range(len(group.variables)) if i not in sparse]
+        rows: list[list[Gradient]] = [[None] * len(group.variables) for _ in group.copies]
+        if whole:
+            chosen = [[row[i] for i in whole] for row in sources]
+            sums = self._sum_all(group.part(whole), chosen, weights, threads)
+            for row, arrays in zip(rows, sums, strict=True):
+                for i, array in zip(whole, arrays, strict=True):
+                    row[i] = array
+        for i in sparse:
+            total = _sum_rows([row[i] for row in sources], weights)
+            for row, copies in zip(rows, group.copies, strict=True):
+                row[i] = total.to(copies[i].device)
+        return rows
 
     @abstractmethod
     def _sum(
@@ -190,15 +228,40 @@ def check_same(contributions: Sequence[Contribution]) -> None:
 
 
 def _some(group: Group) -> str:
-    names = [variable.name for variable in group.variables]
+    names = group.names
     return repr(names if len(names) <= 6 else [*names[:5], f"… {len(names)} in all"])
 
 
-def _filled(contribution: Contribution) -> list[Array]:
-    """Return the gradients, with zeros for what only other replicas have used."""
+def _whole(group: Group, gradients: Sequence[Gradient | None]) -> Row:
+    """Return a replica's gradients as arrays: zeros for what only other replicas have used."""
     row: list[Array] = []
-    for gradient, copy in zip(contribution.gradients, contribution.group.copies[0], strict=True):
+    for gradient, copy in zip(gradients, group.copies[0], strict=True):
         if gradient is None:
             gradient = copy.device.ops.full(copy.array.shape, 0, copy.array.dtype)
+        elif isinstance(gradient, IndexedSlices):
+            gradient = gradient.to_dense().array
         row.append(gradient)
     return row
+
+
+# --- sparse gradients ---------------------------------------------------------------------------
+
+
+def _sparse_columns(sources: Sequence[Sequence[Gradient | None]]) -> list[int]:
+    """Return for which variables all that there is are IndexedSlices."""
+    some = {i for row in sources for i, part in enumerate(row) if isinstance(part, IndexedSlices)}
+    return [
+        i
+        for i in sorted(some)
+        if all(row[i] is None or isinstance(row[i], IndexedSlices) for row in sources)
+    ]
+
+
+def _sum_rows(
+    parts: Sequence[IndexedSlices | None], weights: Sequence[float] | None
+) -> IndexedSlices:
+    """Return Σ w_i·x_i with each index once; each part has an index at most once."""
+    if weights is not None:
+        parts = [part if part is None else part * w for part, w in zip(parts, weights, strict=True)]
+    there = [part for part in parts if part is not None]
+    return there[0] if len(there) == 1 else concatenate(there).coalesced()

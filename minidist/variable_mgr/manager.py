@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from minidist import variable as variables_module
-from minidist.device import Array, Device
+from minidist import context
+from minidist.creation import VariableSynchronization, as_array
+from minidist.device import Device
 from minidist.errors import UsageError
-from minidist.tensor import Tensor
+from minidist.sync_on_read import SyncOnReadVariable
+from minidist.tape import Gradient
 from minidist.threads import cores
 from minidist.values import local_results
-from minidist.variable import Copy, Reader, Variable
+from minidist.variable import Copy, Reader, Variable, make
 from minidist.variable_mgr.apply import Apply
 from minidist.variable_mgr.combine import (
     Combined,
@@ -25,11 +26,17 @@ from minidist.variable_mgr.combine import (
     check_same,
 )
 from minidist.variable_mgr.place import Place
+from minidist.variable_mgr.read import ReadOwn
 from minidist.variable_mgr.start import Initial, Start
 
 if TYPE_CHECKING:
     from minidist.context import ReplicaContext
     from minidist.optim import Optimizer
+
+
+log = logging.getLogger("minidist")
+
+ON_READ = VariableSynchronization.ON_READ
 
 
 @dataclass(eq=False)
@@ -51,29 +58,80 @@ class VariableMgr:
     apply: Apply
     start: Start
     _groups: dict[tuple[Variable, ...], Group] = field(default_factory=dict, init=False, repr=False)
+    _told: dict[Group, object] = field(default_factory=dict, init=False, repr=False)  # of unused
 
     # --- variables
 
     def create(
-        self, strategy: Any, initial: Sequence[Initial], *, name: str, dtype: Any, **options: Any
+        self,
+        strategy: Any,
+        initial: Sequence[Initial],
+        *,
+        name: str,
+        dtype: Any,
+        beside: Variable | None = None,
+        **options: Any,
     ) -> Variable:
         """Return a new variable with its copies in place. Runs once, in cross-replica context.
 
-        `initial` has a function for each replica that gives its initial value.
+        `initial` has a function for each replica that gives its initial value. A variable of one
+        copy is put where the (first) copy of `beside` is.
         """
         values = [as_array(value, dtype) for value in self.start.values(initial)]
+        if options["synchronization"] is ON_READ:
+            SyncOnReadVariable.check(name, values[0].dtype, options["aggregation"])
+            devices: Sequence[Device] = self.devices
+        else:
+            device = beside.copies[0].device if beside is not None else None
+            devices = self.place.devices(values[0].nbytes, device)
         copies = [
             Copy(
-                name if i == 0 else f"{name}/replica_{i}",
+                _copy_name(name, i),
                 device.copy_in(values[i]),
                 device,
                 options["decays"],
             )
-            for i, device in enumerate(self.place.devices(values[0].nbytes))
+            for i, device in enumerate(devices)
         ]
-        return variables_module.make(
-            copies, self.read(copies, self.devices), strategy, name=name, **options
-        )
+        return self._put_together(strategy, copies, name=name, **options)
+
+    def twin(self, variable: Variable, **changes: Any) -> Variable:
+        """Return a variable like another one, with copies of its copies; `changes` are options."""
+        options = {
+            "name": variable.name,
+            "trainable": variable.trainable,
+            "synchronization": variable.synchronization,
+            "aggregation": variable.aggregation,
+            "decays": variable.decays,
+            **changes,
+        }
+        copies = []
+        for i, copy in enumerate(variable.copies):
+            array = copy.device.allocate(copy.array.shape, copy.array.dtype)
+            copy.device.copy(array, copy.array)
+            name = _copy_name(options["name"], i)
+            copies.append(Copy(name, array, copy.device, options["decays"]))
+        return self._put_together(variable.strategy, copies, **options)
+
+    def slot(self, variable: Variable, name: str, value: float) -> Variable:
+        """Return a new variable full of `value` with a copy beside each of another's."""
+        slot = self.twin(variable, name=name, trainable=False, decays=False)
+        for copy in slot.copies:
+            copy.array[...] = value
+        return slot
+
+    def _put_together(self, strategy: Any, copies: Sequence[Copy], **options: Any) -> Variable:
+        """Return a variable of these copies, of the kind that the policy makes of them."""
+        kind = Variable if context.is_default(strategy) else self.place.kind
+        read = self.read
+        if options["synchronization"] is ON_READ:
+            kind, read = SyncOnReadVariable, ReadOwn
+        return make(kind, copies, read(copies, self.devices), strategy, **options)
+
+    @property
+    def independent(self) -> bool:
+        """Whether each replica trains a model of its own, all of which belong in a checkpoint."""
+        return not isinstance(self.combine, MeetingOfAll)
 
     # --- gradients
 
@@ -81,7 +139,7 @@ class VariableMgr:
         self,
         replica: ReplicaContext,
         optimizer: Optimizer,
-        gradients: Sequence[Array | None],
+        gradients: Sequence[Gradient | None],
         variables: Sequence[Variable],
         count: int | None,
     ) -> None:
@@ -95,12 +153,40 @@ class VariableMgr:
         if isinstance(self.combine, MeetingOfAll):
             combined = replica.merge_call(_meet, self, contribution)
         else:
-            (contribution,) = self._without_unused([contribution])
-            combined = self.combine.combine(contribution)
+            combined = self._alone(contribution)
         if combined is not None:
             self.apply.in_replica(
                 optimizer, combined, replica.replica_id, max(1, cores() // len(self.devices))
             )
+
+    def distributed_apply(
+        self,
+        optimizer: Optimizer,
+        rows: Sequence[Sequence[Gradient | None]],
+        variables: Sequence[Variable],
+        counts: Sequence[int | None],
+    ) -> None:
+        """Do for all replicas, one after the other, what each does in `apply_gradients`.
+
+        `rows` and `counts` have what each replica brings. Runs in cross-replica context.
+        """
+        group = self._group(variables)
+        contributions = [
+            Contribution(group, list(row), count, optimizer)
+            for row, count in zip(rows, counts, strict=True)
+        ]
+        if isinstance(self.combine, MeetingOfAll):
+            results = [self.meet(contributions)] * len(rows)
+        else:
+            results = [self._alone(contribution) for contribution in contributions]
+        for replica, combined in enumerate(results):
+            if combined is not None:
+                self.apply.in_replica(optimizer, combined, replica, cores())
+
+    def _alone(self, contribution: Contribution) -> Combined | None:
+        assert isinstance(self.combine, Nothing)
+        (used,) = self._without_unused([contribution])
+        return self.combine.combine(used)
 
     def meet(self, contributions: Sequence[Contribution]) -> Combined | None:
         """Combine, in the meeting, what all replicas brought, and apply what is applied there."""
@@ -124,31 +210,35 @@ class VariableMgr:
                 "no replica has a gradient for any of the variables; is the loss "
                 "computed from them?"
             )
+        whole = contributions[0].group
+        part = whole.part(used)
+        first = object()  # of several replicas, each alone, the first tells
+        if self._told.setdefault(part, first) is first:
+            unused = [name for i, name in enumerate(whole.names) if i not in used]
+            log.warning("no gradient for %s; what is not used is left alone", ", ".join(unused))
         return [
-            replace(
-                contribution,
-                group=self._group([contribution.group.variables[i] for i in used]),
-                gradients=[contribution.gradients[i] for i in used],
-            )
+            replace(contribution, group=part, gradients=[contribution.gradients[i] for i in used])
             for contribution in contributions
         ]
 
     def _group(self, variables: Sequence[Variable]) -> Group:
         key = tuple(variables)
-        return self._groups.get(key) or self._groups.setdefault(key, Group(key))
+        group = self._groups.get(key)
+        if group is not None:
+            return group
+        for variable in key:
+            if variable.everywhere and not self.place.kind.everywhere:
+                raise UsageError(
+                    f"variable {variable.name!r} is ON_READ, each replica's own, but under "
+                    f"{self.name} gradients are applied once, where a variable's only copy is; "
+                    "assign it, or create it without ON_READ"
+                )
+        return self._groups.setdefault(key, Group(key))
 
 
 def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined | None:
     return manager.meet(local_results(contributions))
 
 
-def as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Return an initial value as a host array: float32 unless it, or the caller, says otherwise."""
-    if isinstance(value, Variable):
-        value = value.read()
-    if isinstance(value, Tensor):
-        value = value.numpy()
-    if dtype is None and not hasattr(value, "dtype"):
-        array = np.asarray(value)
-        return array.astype(np.float32) if array.dtype == np.float64 else array
-    return np.asarray(value, dtype)
+def _copy_name(name: str, i: int) -> str:
+    return name if i == 0 else f"{name}/replica_{i}"

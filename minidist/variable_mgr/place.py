@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Protocol
 
 from minidist.device import Device, host
+from minidist.variable import AggregatingVariable, MirroredVariable, Variable
 
 
 class Place(Protocol):
-    """Answers where the copies of a new variable live."""
+    """Answers where the copies of a new variable live, and so of which kind it is."""
 
-    def devices(self, nbytes: int) -> Sequence[Device]:
-        """Return the devices of the copies of a variable of `nbytes` bytes, made now."""
+    kind: type[Variable]
+
+    def devices(self, nbytes: int, beside: Device | None = None) -> Sequence[Device]:
+        """Return the devices of the copies of a variable of `nbytes` bytes, made now.
+
+        `beside` is where it should go, if it is to have one copy: beside another variable.
+        """
 
 
 class EveryReplica:
     """A copy with every replica."""
 
+    kind: type[Variable] = MirroredVariable
+
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
 
-    def devices(self, nbytes: int) -> Sequence[Device]:
+    def devices(self, nbytes: int, beside: Device | None = None) -> Sequence[Device]:
         return self._devices
 
 
@@ -29,19 +38,40 @@ class OnHost:
     """One copy, on the host."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = (host(),)
+        self.kind = _of_one_copy(devices)
+        self._host = host()
 
-    def devices(self, nbytes: int) -> Sequence[Device]:
-        return self._devices
+    def devices(self, nbytes: int, beside: Device | None = None) -> Sequence[Device]:
+        return (beside or self._host,)
 
 
 class LeastLoaded:
     """One copy, on the compute device that holds the fewest bytes so far; the first of equals."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
+        self.kind = _of_one_copy(devices)
         self._load = dict.fromkeys(devices, 0)
 
-    def devices(self, nbytes: int) -> Sequence[Device]:
-        device = min(self._load, key=self._load.__getitem__)
+    def devices(self, nbytes: int, beside: Device | None = None) -> Sequence[Device]:
+        device = beside or min(self._load, key=self._load.__getitem__)
         self._load[device] += nbytes
         return (device,)
+
+
+class RoundRobin:
+    """One copy, on each of some devices in turn, in the order in which variables are created.
+
+    servers: the devices that hold the variables. replicas: those that compute.
+    """
+
+    def __init__(self, servers: Sequence[Device], replicas: Sequence[Device]) -> None:
+        self.kind = _of_one_copy(replicas)
+        self._turns = cycle(servers)
+
+    def devices(self, nbytes: int, beside: Device | None = None) -> Sequence[Device]:
+        return (beside or next(self._turns),)
+
+
+def _of_one_copy(replicas: Sequence[Device]) -> type[Variable]:
+    """Return the kind of a variable with one copy: who is alone has nothing to aggregate."""
+    return AggregatingVariable if len(replicas) > 1 else Variable

@@ -1,0 +1,28 @@
+"""increment_var: count once for all replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidist import context
+from minidist.errors import ContextError
+from minidist.variable import Variable
+
+
+def increment_var(variable: Variable, amount: Any = 1) -> None:
+    """Add `amount` to a variable once, however many replicas there are; all of them must call it.
+
+    The variable needs no aggregation. Raises ContextError in cross-replica context, TypeError
+    where the amounts of the replicas differ.
+    """
+    replica = context.get_replica_context()
+    if replica is None:
+        raise ContextError(
+            f"increment_var was called in {context.describe()}; use assign_add there, or call it "
+            "inside strategy.run"
+        )
+    replica.merge_call(_increment, variable, amount)
+
+
+def _increment(strategy: Any, variable: Variable, amount: Any) -> None:
+    strategy.update(variable, Variable.assign_add, amount)

@@ -1,0 +1,332 @@
+"""Run: a function once per replica, each on a thread of its own, and the points where they meet.
+
+`run` gives each replica its own thread out of a pool. They compute at the same time until they meet
+in `merge_call`: the last to arrive runs the merge function for all of them, in cross-replica
+context, while the others wait in compiled code with the GIL released.
+
+How a run ends
+  1. Every replica returns: the results are regrouped.
+  2. A replica or a merge function raises: the first exception in time is the run's. All fences are
+     lifted, so that replicas that wait end at once and those that compute end at their next
+     meeting. Who has not ended after `GRACE` seconds is abandoned: its thread is named in a note
+     and replaced, and nothing it does later reaches a run.
+  3. A replica finishes, or meets for something else, while another waits for it: a
+     MergeMismatchError, which then ends the run as in 2.
+  4. Replicas wait for one that does not come: a report after `report_after` seconds, a HangError
+     after `deadline` seconds, counted from the first arrival.
+  5. KeyboardInterrupt, or what another signal handler raises, in the calling thread: as in 2.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from minidist import context, diagnosis, tape
+from minidist.errors import HangError, MergeMismatchError, UsageError
+from minidist.kernels.rendezvous import Fence, Rendezvous
+from minidist.pool import SPIN, Pool, Worker, stack
+from minidist.regrouping import regroup
+from minidist.replica import Replica
+from minidist.structure import map_leaves
+from minidist.values import DistributedValues, select_replica
+
+if TYPE_CHECKING:
+    from minidist.device import Device
+
+log = logging.getLogger("minidist")
+
+GRACE = 0.5  # seconds that a failed run gives its replicas to notice
+TICK = 0.05  # seconds between two looks of the calling thread at signals and deadlines
+
+
+class Stopped(BaseException):
+    """Ends a replica whose run has failed elsewhere. It never reaches the caller of `run`."""
+
+
+class Run:
+    """One run of a function on all replicas of a strategy."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        devices: Sequence[Device],
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        step: int,
+        concurrent: bool,
+        report_after: float,
+        deadline: float,
+    ) -> None:
+        self.strategy = strategy
+        self.n = len(devices)
+        self._devices = devices
+        self.fn, self._args, self._kwargs = fn, args, kwargs
+        self._caller = context.frame()
+        self._step = step
+        self._concurrent = concurrent
+        self._report_after, self.deadline = report_after, deadline
+        self.rendezvous = Rendezvous(self.n, SPIN)
+        self._ended = Fence(SPIN)  # raised by the last replica to end
+        self._turn = Fence()  # strict turns: meeting · n + replica
+        self.workers: Sequence[Worker] = ()
+        self._results: list[Any] = [None] * self.n
+        self.meetings_of = [0] * self.n  # how many meetings each has come to
+        self._first_arrival: float | None = None
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._called_off = False  # the caller has failed: replicas that have not begun do not
+        self._over = False
+
+    @property
+    def entry(self) -> CodeType:
+        """The code below which a replica's stack is that of the function."""
+        return Run._replica.__code__
+
+    # --- on the calling thread
+
+    def __call__(self, pool: Pool) -> Any:
+        # What is set in context variables (NumPy's errstate is one) goes along, and not back.
+        jobs = [partial(contextvars.copy_context().run, self._replica, i) for i in range(self.n)]
+        try:
+            self.workers = pool.take(self.n)
+            try:
+                for worker, job in zip(self.workers, jobs, strict=True):
+                    worker.post(job)
+                self._watch()
+            except BaseException as failure:  # Ctrl-C, a hang, or a run around this one ended
+                self._fail(failure, None)
+                self._called_off = True
+                for worker, job in zip(self.workers, jobs, strict=True):
+                    worker.post(job)  # perhaps it never was; once more does nothing
+            if self._failure is not None:
+                self._abandon()
+        finally:
+            self._over = True
+            self._give_back(pool)
+        if self._failure is not None:
+            try:
+                raise self._failure
+            finally:
+                self._failure = None  # its traceback refers to this run: no circle
+        return regroup(self._results, devices=self._devices, numbers_are_shared=False)
+
+    def _watch(self) -> None:
+        """Wait until all have ended or one has failed. Between two waits Python handles signals."""
+        parent = self._caller.run  # where this run is nested in a merge function of another
+        reported: float | None = None
+        while not self._ended.wait(1, TICK):
+            if self._failure is not None:
+                return
+            if parent is not None and parent.rendezvous.stopped:
+                raise Stopped
+            dead = [i for i in range(self.n) if not self.workers[i].thread.is_alive()]
+            if dead:
+                raise HangError(
+                    f"the threads of {diagnosis.names(dead)} were ended from outside the run"
+                )
+            since = self._first_arrival
+            if since is None:
+                continue
+            waited = time.monotonic() - since
+            if waited > self.deadline:
+                raise HangError(diagnosis.waiting(self, waited))
+            if waited > self._report_after and reported != since:
+                reported = since
+                log.warning("%s", diagnosis.waiting(self, waited))
+
+    def _abandon(self) -> None:
+        """Give the replicas of a failed run a moment to end; name those that do not."""
+        if self._ended.wait(1, GRACE):
+            return
+        assert self._failure is not None
+        for i, worker in enumerate(self.workers):
+            if not self.rendezvous.departed[i]:
+                diagnosis.note(
+                    self._failure,
+                    f"replica {i} ({self._devices[i].short}) was still running {GRACE:g} s later "
+                    "and cannot be stopped from outside; its thread was abandoned at\n"
+                    f"{stack(worker.thread)}",
+                )
+
+    def _give_back(self, pool: Pool) -> None:
+        if self.rendezvous.left < self.n:  # whatever happened: who still runs is no idle worker
+            self.rendezvous.stop()
+            self._turn.lift()
+            for worker, has_ended in zip(self.workers, self.rendezvous.departed, strict=False):
+                worker.abandoned = not has_ended
+        pool.give_back(self.workers)
+
+    # --- on the replicas' threads
+
+    def _replica(self, i: int) -> None:
+        """Run the function as replica `i`."""
+        device = self._devices[i]
+        caller = self._caller
+        old = context.enter(
+            context.Frame(
+                strategy=self.strategy,
+                replica=Replica(self, i, device),
+                device=device,
+                draws={},
+                replica_id=i,
+                step=self._step,
+                run=self,
+                # What a replica inherits from the caller.
+                name_scope=f"{caller.name_scope}replica_{i}/" if i else caller.name_scope,
+                creators=caller.creators,
+                dtype=caller.dtype,
+            )
+        )
+        try:
+            if self._called_off:
+                raise Stopped
+            if not self._concurrent:
+                self._take_turn(i, 0)
+            args, kwargs = self._args, self._kwargs
+            if args:
+                args = tuple([self._component(i, arg) for arg in args])
+            if kwargs:
+                kwargs = {name: self._component(i, arg) for name, arg in kwargs.items()}
+            self._results[i] = self.fn(*args, **kwargs)
+            self._finish(i)
+        except Stopped:
+            pass
+        except BaseException as failure:
+            self._fail(failure, f"replica {i} of {self.n}, on {device.short}")
+        finally:
+            context.leave(old)
+            tape.pause()  # for good: those that were left open
+            self._leave(i)
+
+    def _component(self, i: int, argument: Any) -> Any:
+        """Return what replica `i` gets of an argument."""
+
+        def select(leaf: Any) -> Any:
+            if not isinstance(leaf, DistributedValues):
+                return leaf
+            if len(leaf.values) > self.n:
+                raise UsageError(
+                    f"run got a {type(leaf).__name__} with {len(leaf.values)} components, too many "
+                    f"for the {self.n} of {self.strategy!r}; is it another strategy's?"
+                )
+            return leaf.of_replica(i)
+
+        return map_leaves(select, argument)
+
+    def _finish(self, i: int) -> None:
+        """Note that replica `i` has returned, which the others must do too."""
+        if self._first_arrival is None and self.n > 1:
+            self._first_arrival = time.monotonic()  # the end of a run is a meeting too
+        self._leave(i)
+        if self.rendezvous.broken:
+            raise diagnosis.unequal(self)
+        if not self._concurrent:
+            self._turn.advance()
+
+    def _leave(self, i: int) -> None:
+        if self.rendezvous.leave(i):
+            self._ended.advance()
+
+    def meet(
+        self,
+        i: int,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: context.Frame,
+    ) -> Any:
+        """Meet the other replicas; the last to arrive merges."""
+        rendezvous = self.rendezvous
+        self.meetings_of[i] += 1
+        if self._first_arrival is None:
+            self._first_arrival = time.monotonic()
+        if rendezvous.stopped:
+            raise Stopped
+        meeting = rendezvous.arrive(i, (fn, args, kwargs, frame))
+        if meeting == 0:
+            self._first_arrival = None  # nobody is missing any more
+            result = self._merge(rendezvous.payloads)
+            rendezvous.open(result)
+            if not self._concurrent:
+                self._turn.advance()
+        else:
+            if rendezvous.broken:
+                unequal = diagnosis.unequal(self)
+                self._fail(unequal, None)
+                raise unequal
+            if not self._concurrent:
+                self._turn.advance()
+            result = rendezvous.wait(meeting)
+            if rendezvous.stopped:
+                raise Stopped
+        if not self._concurrent:
+            self._take_turn(i, self.meetings_of[i])
+        return None if result is None else select_replica(i, result)
+
+    def _merge(self, payloads: Sequence[Any]) -> Any:
+        """Run the merge function of replica 0 on everybody's arguments."""
+        fn, args, kwargs, frame = payloads[0]
+        # The caller's device and replica 0's scopes, as if replica 0 had gone on alone.
+        # What it computes is no replica's, so the tape that this thread may have open is paused.
+        old = context.enter(
+            frame.but(
+                replica=None, device=self._caller.device, replica_id=0, scope=None, outer=None
+            )
+        )
+        tapes = tape.pause()
+        try:
+            for payload in payloads:
+                if payload[0] is not fn:
+                    diagnosis.check_same(self, [each[0] for each in payloads])
+                    break
+            if args or kwargs:
+                args, kwargs = regroup(
+                    [(payload[1], payload[2]) for payload in payloads], devices=self._devices
+                )
+            return fn(self.strategy, *args, **kwargs)
+        except Stopped:
+            raise
+        except BaseException as failure:
+            # Which replica came last is chance, so none may catch this and go on.
+            number = self.meetings_of[0]
+            self._fail(
+                failure, f"the merge function of merge_call number {number}, for all replicas"
+            )
+            raise
+        finally:
+            tape.resume(tapes)
+            context.leave(old)
+
+    def _take_turn(self, i: int, meetings: int) -> None:
+        self._turn.wait(meetings * self.n + i)
+        self._first_arrival = time.monotonic()  # from now on the others wait for this one
+        if self.rendezvous.stopped:
+            raise Stopped
+
+    # --- failures
+
+    def _fail(self, failure: BaseException, where: str | None) -> None:
+        """Note a failure, in `where` or in the caller, and wake everyone who waits."""
+        with self._lock:
+            if self._over:
+                return
+            if self._failure is None:
+                self._failure = failure
+                self.rendezvous.stop()
+                self._turn.lift()
+                if where is not None and not isinstance(failure, MergeMismatchError):
+                    diagnosis.note(failure, f"raised in {where}")
+            elif failure is not self._failure:
+                diagnosis.note(
+                    self._failure,
+                    f"{where or 'the caller'} failed too: {diagnosis.summary(failure)}",
+                )

@@ -1,0 +1,153 @@
+"""The state of a training as arrays with names: what there is, and how it is put back.
+
+    w                  the value of variable w, in all replicas or for all of them
+    w/replica_1        replica 1's own value, where that is not one for all: under `independent`,
+                       or synchronized ON_READ without an aggregation; w is replica 0's then
+    w/Momentum …       what an optimizer keeps beside it is a variable too
+
+Names say nothing of policy and number of replicas, so any strategy can go on from any other's
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidist import tensor_file
+from minidist.creation import VariableAggregation, VariableSynchronization
+from minidist.errors import UsageError
+from minidist.optim import Optimizer
+from minidist.tensor import Tensor
+from minidist.tensor_file import HostArray
+from minidist.variable import Variable
+
+
+def state_dict(variables: Any, optimizer: Optimizer | None = None) -> dict[str, HostArray]:
+    """Return copies of all arrays of the state in the host's memory, by name.
+
+    variables: see `variables_of`. Call it in cross-replica context. Raises UsageError (a
+    ValueError) where two have the same name.
+    """
+    everything = variables_of(variables)
+    everything += slots_of(everything, optimizer)
+    named = by_key(everything, copies_of(everything))
+    return {key: alike[0].take_out() for key, alike in named.items()}
+
+
+def variables_of(what: Any) -> tuple[Variable, ...]:
+    """Return all variables of a model, or of a sequence of models and variables, each once.
+
+    A model is whatever has `variables`. Raises UsageError (a ValueError) where there are none.
+    """
+    found = tuple(dict.fromkeys(_walk(what)))
+    if not found:
+        raise UsageError("there are no variables to save or load; has the model been built?")
+    return found
+
+
+def _walk(what: Any) -> Iterator[Variable]:
+    if isinstance(what, Variable):
+        yield what
+    elif hasattr(what, "variables"):
+        yield from what.variables
+    elif isinstance(what, Iterable) and not isinstance(what, str | bytes | np.ndarray | Tensor):
+        for item in what:
+            yield from _walk(item)
+    else:
+        raise UsageError(f"variables and models can be saved and loaded, and not {what!r}")
+
+
+def slots_of(
+    variables: Iterable[Variable], optimizer: Optimizer | None, saved: Collection[str] = ()
+) -> tuple[Variable, ...]:
+    """Return what an optimizer keeps beside variables, as variables; what lacks is made.
+
+    That is beside trainable variables, also before the optimizer has run, and beside others that
+    it has been applied to, here or (names that are `saved` say so) in the state's past.
+    """
+    if optimizer is None:
+        return ()
+    return tuple(
+        optimizer.slot(variable, slot)
+        for variable in variables
+        if variable.dtype.kind == "f"
+        for slot in optimizer.slots
+        if variable.trainable
+        or optimizer.has_slots(variable)
+        or optimizer.slot_name(variable, slot) in saved
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of the state: a variable's value for all replicas, or one replica's."""
+
+    variable: Variable
+    replica: int | None  # None: for all
+
+    def key(self, copies: int) -> str:
+        """Return its name in a state with so many copies of what each replica has of its own.
+
+        Replicas that have none there share replica 0's.
+        """
+        in_state = self.replica is not None and 0 < self.replica < copies
+        return f"{self.variable.name}/replica_{self.replica}" if in_state else self.variable.name
+
+    def take_out(self) -> HostArray:
+        """Return a copy of the array in the host's memory."""
+        if self.replica is None:
+            return self.variable.to_save()
+        copy = self.variable.copies[self.replica]
+        return copy.device.copy_out(copy.array)
+
+    def put_back(self, array: HostArray) -> None:
+        """Set the value from an array of the variable's shape and dtype."""
+        if self.replica is None:
+            self.variable.restore(array)
+        else:
+            copy = self.variable.copies[self.replica]
+            copy.write(Tensor(copy.device.copy_in(array), copy.device))
+
+
+def _parts(variable: Variable) -> list[Part]:
+    if variable.synchronization is VariableSynchronization.ON_READ:
+        apart = variable.aggregation is VariableAggregation.NONE
+    else:
+        apart = variable.strategy.variable_mgr.independent
+    replicas = range(len(variable.copies)) if apart else [None]
+    return [Part(variable, replica) for replica in replicas]
+
+
+def copies_of(variables: Iterable[Variable]) -> int:
+    """Return of how many replicas a state of these variables holds copies."""
+    return max(len(_parts(variable)) for variable in variables)
+
+
+def by_key(variables: Iterable[Variable], copies: int) -> dict[str, list[Part]]:
+    """Return all parts by their names in a state that has so many copies.
+
+    Raises UsageError (a ValueError) where a name would mean two things, and for what a file cannot
+    hold.
+    """
+    found: dict[str, list[Part]] = {}
+    for variable in variables:
+        if variable.name == tensor_file.METADATA:
+            raise UsageError(f"{variable!r} cannot be saved: the format reserves its name")
+        if variable.dtype.name not in tensor_file.DTYPES:
+            raise UsageError(
+                f"{variable!r} cannot be saved: files hold {', '.join(tensor_file.DTYPES)}"
+            )
+        for part in _parts(variable):
+            alike = found.setdefault(part.key(copies), [])
+            if alike and alike[0].variable is not variable:
+                raise UsageError(
+                    f"the name {part.key(copies)!r} would mean both {alike[0].variable!r} and "
+                    f"{variable!r}; give each its own, for instance by md.name_scope where it is "
+                    "created"
+                )
+            alike.append(part)
+    return found

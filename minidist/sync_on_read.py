@@ -1,0 +1,90 @@
+"""SyncOnReadVariable: each replica has a value of its own; reading for all aggregates them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minidist import context
+from minidist.assigning import Change, assigned, fitting, put
+from minidist.creation import VariableAggregation
+from minidist.device import Device
+from minidist.errors import UsageError
+from minidist.tape import stop_recording
+from minidist.tensor import Tensor, to_device
+from minidist.variable import Variable
+
+SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
+NONE, FIRST = VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA
+
+
+class SyncOnReadVariable(Variable):
+    """A copy with every replica, under every policy, that the replica assigns without meeting.
+
+    In cross-replica context the copies are one value, as `aggregation` says:
+
+    | aggregation | read | assign(v) gives each copy | assign_add, assign_sub |
+    |---|---|---|---|
+    | SUM | the sum, in replica order | v/n | UsageError |
+    | MEAN | the mean | v | of each copy |
+    | ONLY_FIRST_REPLICA | replica 0's | v | of each copy |
+    | NONE | UsageError, if n > 1 | v | of each copy |
+
+    An integer v that n does not divide is shared out so that the sum is v. What is saved and
+    restored is what is read and assigned here, so the number of replicas may change in between.
+    """
+
+    __slots__ = ()
+    everywhere = True
+
+    @staticmethod
+    def check(name: str, dtype: np.dtype[Any], aggregation: VariableAggregation) -> None:
+        """Raise TypeError where copies of this dtype cannot be aggregated so."""
+        if dtype.kind not in {MEAN: "f", SUM: "fiu"}.get(aggregation, dtype.kind):
+            raise TypeError(
+                f"variable {name!r} is {dtype} and synchronized ON_READ, which has no "
+                f"{aggregation.name}; give it a floating-point dtype, or another aggregation"
+            )
+
+    def _read_for_all(self, device: Device) -> Tensor:
+        total = self.copies[0].tensor
+        if len(self.copies) == 1 or self.aggregation is FIRST:
+            return total
+        if self.aggregation is NONE:
+            raise UsageError(
+                f"variable {self.name!r} has {len(self.copies)} copies, each a replica's own, and "
+                "is read for all replicas, but does not say what becomes of them; read it in a "
+                "replica, or create it with aggregation=VariableAggregation.SUM, MEAN or "
+                "ONLY_FIRST_REPLICA"
+            )
+        with stop_recording():
+            for copy in self.copies[1:]:
+                total = total + to_device(copy.tensor, total.device)
+            return total * (1 / len(self.copies)) if self.aggregation is MEAN else total
+
+    def _assign_in_replica(
+        self, replica: context.ReplicaContext, change: Change, value: Any
+    ) -> None:
+        put([self.copies[replica.replica_id]], change, value)
+
+    def _assign_for_all(self, change: Change, value: Any) -> None:
+        if self.aggregation is not SUM:
+            put(self.copies, change, value)
+        elif change is assigned:
+            whole = fitting(self.copies[0], value).numpy()
+            for i, copy in enumerate(self.copies):
+                put([copy], assigned, _share(whole, i, len(self.copies)))
+        else:
+            raise UsageError(
+                f"variable {self.name!r} is the sum of its copies, so adding in cross-replica "
+                "context could mean once or once for each replica; add in a replica, or assign"
+            )
+
+
+def _share(whole: np.ndarray[Any, Any], i: int, n: int) -> np.ndarray[Any, Any]:
+    """Return part i of n that add up to `whole`: equal, but for the rest of integers."""
+    if whole.dtype.kind == "f":
+        return np.asarray(whole / n)
+    quotient, rest = np.divmod(whole, n)
+    return np.asarray(quotient + (i < rest), whole.dtype)
