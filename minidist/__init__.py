@@ -10,6 +10,12 @@ docs/layout.md is the tour of the code.
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+# NumPy first, and from here: when it is imported from deep inside other imports, its own calls can
+# come to lie at the border of two chunks of CPython's frame stack, which each of them maps anew.
+import numpy as _numpy  # noqa: F401
 
 from minidist.errors import NotBuiltError as _NotBuiltError
 
@@ -21,8 +27,7 @@ except ImportError as _cause:
         "'pip install -e .' (or 'make'), elsewhere 'pip install minidist'"
     ) from _cause
 
-from minidist import data, errors, metrics, models, nn, ops, optim, random
-from minidist.checkpoint import load, save
+from minidist import errors, ops, random
 from minidist.context import (
     default_dtype,
     get_cross_replica_context,
@@ -47,13 +52,11 @@ from minidist.indexed_slices import IndexedSlices
 from minidist.input import InputContext, shard
 from minidist.moving_average import assign_moving_average
 from minidist.ops import constant
-from minidist.padding import Padded, pad
 from minidist.reduction import ReduceOp
 from minidist.regrouping import regroup, value_container
 from minidist.steps import MultiStepContext
 from minidist.strategy import Strategy
 from minidist.structure import leaf
-from minidist.summary import SummaryWriter
 from minidist.sync_on_read import SyncOnReadVariable
 from minidist.tape import GradientTape
 from minidist.tensor import Tensor
@@ -67,7 +70,41 @@ from minidist.values import (
 )
 from minidist.variable import AggregatingVariable, MirroredVariable, Variable
 
+if _TYPE_CHECKING:
+    from minidist import data, metrics, models, nn, optim
+    from minidist.checkpoint import load, save
+    from minidist.padding import Padded, pad
+    from minidist.summary import SummaryWriter
+
 _install_default_strategy()
+
+# What not every program uses is imported when it is first asked for.
+_LATER = {
+    "Padded": "minidist.padding",
+    "SummaryWriter": "minidist.summary",
+    "data": "minidist.data",
+    "load": "minidist.checkpoint",
+    "metrics": "minidist.metrics",
+    "models": "minidist.models",
+    "nn": "minidist.nn",
+    "optim": "minidist.optim",
+    "pad": "minidist.padding",
+    "save": "minidist.checkpoint",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'minidist' has no attribute {name!r}")
+    module = _import_module(_LATER[name])
+    value = module if module.__name__ == f"minidist.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __version__ = "0.1.0"
 
