@@ -176,12 +176,12 @@ def as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
         value = value.read()
     if isinstance(value, Tensor):
         value = value.numpy()
-    if dtype is None and not hasattr(value, "dtype"):
-        array = np.asarray(value)
-        if array.dtype == np.float64:
-            array = array.astype(context.frame().dtype)
-    else:
+    try:
         array = np.asarray(value, dtype)
+    except ValueError as error:
+        raise UsageError(f"no variable can start from {value!r}: {error}") from None
+    if dtype is None and not hasattr(value, "dtype") and array.dtype == np.float64:
+        array = array.astype(context.frame().dtype)
     if array.dtype.kind not in "biuf":
         raise UsageError(
             f"no variable can start from {value!r}, {array.dtype}; give numbers or booleans"

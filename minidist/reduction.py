@@ -176,6 +176,11 @@ class _Reduction:
             different = differs(leaf) and len(leaf.copies) > 1
             return different, [copy.tensor for copy in leaf.copies], devices_of(leaf)
         if isinstance(leaf, DistributedValues):
+            if isinstance(leaf, PerReplica) and len(leaf.values) != self._strategy.num_replicas:
+                raise UsageError(
+                    f"reduce: a PerReplica with {len(leaf.values)} components is none of the "
+                    f"{self._strategy.num_replicas} replicas of {self._strategy!r}: {leaf!r}"
+                )
             home = leaf.devices or self._strategy.devices[: len(leaf.values)]
             return isinstance(leaf, PerReplica), leaf.values, tuple(home)
         if isinstance(leaf, Tensor | IndexedSlices):

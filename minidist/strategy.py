@@ -10,6 +10,7 @@ With no strategy made there is still one: minidist.default_strategy.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import weakref
@@ -146,12 +147,17 @@ class Strategy:
         replicas becomes PerReplica; several replicas' numbers always do, because Python has one
         object for each small number. See minidist.run for how a run ends.
 
-        Raises ContextError inside a replica or under another strategy; what `fn` raises; see
-        MergeMismatchError, HangError, StructureError.
+        Raises ContextError inside a replica or under another strategy, UsageError for a generator
+        or coroutine function; what `fn` raises; see MergeMismatchError, HangError, StructureError.
         """
         self._require(
             "run", replica="use merge_call to act for all replicas, and run inside its function"
         )
+        if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+            raise UsageError(
+                f"run got {fn!r}, whose call does nothing but make a generator or coroutine; give "
+                "it a plain function"
+            )
         with self._lock:  # several threads may run a strategy at once; each run is a step
             if not self._limited and not self._pool.closed:
                 limit_blas(self._pool, self.num_replicas)

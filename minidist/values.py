@@ -60,13 +60,15 @@ class DistributedValues(Delegate):
         """Return the component on `device`, or the one that the current context is about.
 
         In a replica it is the replica's own, in an update that of the device being updated; in
-        cross-replica context a Mirrored value gives the one on the current device, or its first.
+        cross-replica context, and outside all strategies, a Mirrored value gives the one on the
+        current device, or its first.
         Raises UsageError (a ValueError) where there is no such component.
         """
         if device is not None:
             return self._on(device)
         frame = context.frame()
-        if frame.replica is not None:
+        # With no strategy there is a replica too, but none that several components are for.
+        if frame.replica is not None and (context.has_strategy() or len(self.values) == 1):
             return self.of_replica(frame.replica.replica_id)
         if frame.update_device is not None:
             return self._on(frame.update_device)
@@ -90,7 +92,7 @@ class DistributedValues(Delegate):
 
     def _in_cross_replica(self, device: Device) -> Any:
         raise UsageError(
-            f"a {type(self).__name__} has no single value in cross-replica context; name a device, "
+            f"a {type(self).__name__} has no single value in {context.describe()}; name a device, "
             "reduce it, or pass it to strategy.run"
         )
 

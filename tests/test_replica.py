@@ -17,7 +17,14 @@ import pytest
 
 import minidist as md
 from minidist import pool, run, threads
-from minidist.errors import ContextError, ForkError, HangError, MergeMismatchError, StructureError
+from minidist.errors import (
+    ContextError,
+    ForkError,
+    HangError,
+    MergeMismatchError,
+    StructureError,
+    UsageError,
+)
 
 DEVICES = [1, 2, 3, 5]
 
@@ -822,3 +829,16 @@ def test_a_replica_that_hangs_in_its_turn_is_named(caplog):
         with pytest.raises(HangError, match=r"release\.wait"):
             strategy.run(lambda: release.wait(60) and None)
         release.set()
+
+
+def test_functions_whose_call_does_nothing_yet_are_refused():
+    async def coroutine():
+        pass
+
+    def generator():
+        yield
+
+    with md.Strategy("cpu*2") as strategy:
+        for fn in (coroutine, generator):
+            with pytest.raises(UsageError, match="generator or coroutine"):
+                strategy.run(fn)

@@ -79,7 +79,7 @@ def test_063_get_by_context(n):
                 assert mirrored.get() == 1
             with md.device("cpu:7"):
                 assert mirrored.get() == 0
-            with pytest.raises(UsageError, match="no single value in cross-replica context"):
+            with pytest.raises(UsageError, match="no single value in the cross-replica context"):
                 per_replica.get()
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidist as md
-from minidist.errors import StructureError
+from minidist.errors import StructureError, UsageError
 from minidist.structure import fill, leaves, node
 
 Point = namedtuple("Point", ["x", "y"])
@@ -247,3 +247,13 @@ def test_a_class_made_in_every_step_is_not_kept():
         md.regroup([value, type(value)(a=2.5)])
     gc.collect()
     assert seen[0]() is None
+
+
+def test_outside_all_strategies_a_per_replica_value_is_no_single_number():
+    with md.Strategy("cpu*2") as strategy:
+        losses = strategy.run(lambda: md.get_replica_context().replica_id + 0.5)
+    for use in (float, bool, lambda x: x + 1, lambda x: x < 3, np.asarray, "{:.3f}".format):
+        with pytest.raises((UsageError, TypeError), match=r"single value|unsupported"):
+            use(losses)
+    assert float(md.Mirrored(md.devices("cpu*2"), [1.5, 1.5])) == 1.5
+    assert float(md.PerReplica(md.devices("cpu"), [2.5])) == 2.5

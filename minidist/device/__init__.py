@@ -46,6 +46,8 @@ def get(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no device; give a name such as cpu:1")
     match = _NAME.fullmatch(name.strip() or "cpu")
     kind = (match["capitals"] or match["kind"]).lower() if match else ""
     if kind == "host":
