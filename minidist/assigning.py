@@ -49,9 +49,7 @@ def fitting(copy: Copy, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         tensor = to_device(value, copy.device)
     else:
-        array = np.asarray(value)
-        if np.can_cast(array.dtype, copy.array.dtype, "same_kind"):
-            array = array.astype(copy.array.dtype)
+        array = _cast(copy, np.asarray(value))
         tensor = Tensor(copy.device.copy_in(array), copy.device)
     if tensor.shape != tuple(copy.array.shape) or tensor.dtype != copy.array.dtype:
         raise ShapeError(
@@ -59,6 +57,23 @@ def fitting(copy: Copy, value: Any) -> Tensor:
             f"assigned a value that is {tensor.dtype}{list(tensor.shape)}; cast or reshape it first"
         )
     return tensor
+
+
+def _cast(copy: Copy, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in the copy's dtype, if it is of its kind and, of integers, in its range."""
+    dtype = copy.array.dtype
+    if array.dtype.kind not in "biuf":
+        raise UsageError(
+            f"variable {copy.name!r} cannot be assigned {array.dtype}; give numbers or booleans"
+        )
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        return array
+    cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise UsageError(
+            f"variable {copy.name!r} is {dtype} and cannot hold {array!r}; give it a wider dtype"
+        )
+    return cast
 
 
 def _component(value: Any, device: Device) -> Any:
@@ -92,7 +107,7 @@ def assign_together(
     if variable.aggregation is VariableAggregation.SUM and type(value) is int:
         # Python has one object for each small whole number: that two replicas count the same
         # would look as if they shared one. A count is each replica's own.
-        value = np.asarray(value, variable.dtype)
+        value = _cast(variable.copies[0], np.asarray(value))
     replica.merge_call(_aggregate, variable, change, value)
 
 

@@ -73,8 +73,8 @@ def load(
     Without an optimizer the file's slots are left alone. The strategy goes on from the saved step,
     and random numbers from the saved seed (a safetensors file of another program has neither).
 
-    All is read and checked before anything changes. Raises DataError for a file that is missing or
-    damaged, whose arrays have other shapes or dtypes than the variables, or that has other keys;
+    All is read and checked before anything changes, also by the checksum that `save` has put into
+    the file. Raises DataError for a file that is missing or damaged, whose arrays have other shapes or dtypes than the variables, or that has other keys;
     with strict=False such keys are returned, and what is missing stays as it is. Raises UsageError
     and ContextError as `save` does.
     """
@@ -86,11 +86,13 @@ def load(
         wanted = by_key(everything, saved.copies)
         keys = _differences(file, saved, wanted, optimizer)
         _check(file, saved, wanted, optimizer, keys if strict else Keys((), ()))
-        arrays = {
-            key: file.read(key, alike[0].variable.dtype)
-            for key, alike in wanted.items()
-            if key in file.entries
-        }
+        arrays = file.read(
+            {
+                key: alike[0].variable.dtype
+                for key, alike in wanted.items()
+                if key in file.entries
+            }
+        )
     for key, array in arrays.items():
         for part in wanted[key]:
             part.put_back(array)
@@ -171,6 +173,10 @@ def _about(file: TensorFile) -> _About:
     about = _About(**{name: said[name] for name in _FITS})
     if (about.optimizer is None) != (not about.iterations):
         raise error(0, f"expected {ITERATIONS!r} if there is an optimizer, and only then")
+    if absent := [slot for slot in about.slots if slot not in file.entries]:
+        raise error(0, f"expected 'slots' that are arrays of the file, and not {_some(absent)}")
+    if file.checksum is None:
+        raise error(0, f"expected {tensor_file.CHECKSUM!r} beside it; load an undamaged copy")
     about.draws = {int(layer): count for layer, count in about.draws.items()}
     return about
 

@@ -178,8 +178,11 @@ def as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
         value = value.numpy()
     try:
         array = np.asarray(value, dtype)
-    except ValueError as error:
+        whole = array.dtype.kind in "iu" and np.asarray(value).dtype.kind == "f"
+    except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"no variable can start from {value!r}: {error}") from None
+    if whole and not np.array_equal(array, value):
+        raise UsageError(f"a variable of {array.dtype} cannot start from {value!r}; round it first")
     if dtype is None and not hasattr(value, "dtype") and array.dtype == np.float64:
         array = array.astype(context.frame().dtype)
     if array.dtype.kind not in "biuf":

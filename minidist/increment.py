@@ -6,6 +6,7 @@ from typing import Any
 
 from minidist import context
 from minidist.errors import ContextError
+from minidist.values import PerReplica
 from minidist.variable import Variable
 
 
@@ -25,4 +26,9 @@ def increment_var(variable: Variable, amount: Any = 1) -> None:
 
 
 def _increment(strategy: Any, variable: Variable, amount: Any) -> None:
+    if isinstance(amount, PerReplica):
+        raise TypeError(
+            f"increment_var: the replicas add different amounts to {variable.name!r}: {amount!r}; "
+            "pass the same, or use assign_add with an aggregation"
+        )
     strategy.update(variable, Variable.assign_add, amount)

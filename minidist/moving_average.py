@@ -22,6 +22,7 @@ from minidist import context
 from minidist.assigning import fitting
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.structure import leaf
+from minidist.sync_on_read import SyncOnReadVariable
 from minidist.values import PerReplica, local_results
 from minidist.variable import Variable
 
@@ -52,10 +53,19 @@ def assign_moving_averages(
     changes. In cross-replica context there is one value for all. `updates` is an integer variable,
     which is raised by one, and takes away the zero bias.
     Raises UsageError (a ValueError) for a PerReplica value in cross-replica context and for a
-    momentum outside 0 … 1.
+    momentum outside 0 … 1, and ContextError under a strategy that the variables do not belong to.
     """
     if not 0 <= momentum <= 1 or (momentum == 1 and updates is not None):
         raise UsageError(f"a moving average's momentum is from 0 to 1, not {momentum!r}")
+    if count < 0 or count != int(count):
+        raise UsageError(f"count is a number of examples and cannot be {count!r}")
+    for variable in variables:
+        variable.require_own_strategy("assigned")
+        if isinstance(variable, SyncOnReadVariable):
+            raise UsageError(
+                f"the moving average {variable.name!r} is ON_READ: each replica assigns its own; "
+                "create it without synchronization to let all replicas follow one mean"
+            )
     share = _Share(list(variables), list(values), count, momentum, updates)
     frame = context.frame()
     if frame.replica is not None and frame.strategy is variables[0].strategy:
@@ -86,10 +96,11 @@ def _average(_: Any, shares: Any) -> None:
     given: Sequence[_Share] = local_results(shares)
     first = given[0]
     for replica, share in enumerate(given):
-        if share.variables != first.variables or share.updates is not first.updates:
+        same = share.variables == first.variables and share.updates is first.updates
+        if not same or share.momentum != first.momentum:
             raise MergeMismatchError(
-                f"replicas 0 and {replica} update the moving averages of different variables; all "
-                "replicas must make the same calls in the same order"
+                f"replicas 0 and {replica} update the moving averages of different variables, or "
+                "with a different momentum; all replicas must make the same calls in the same order"
             )
     total = sum(share.count for share in given)
     if total == 0:

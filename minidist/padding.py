@@ -20,7 +20,7 @@ import numpy as np
 
 from minidist import context
 from minidist.device import Device
-from minidist.errors import ShapeError, StructureError, UsageError
+from minidist.errors import ContextError, ShapeError, StructureError, UsageError
 from minidist.regrouping import line_up, regroup
 from minidist.structure import describe, fill, leaves, node
 from minidist.tensor import Tensor
@@ -79,8 +79,14 @@ def pad(
 
     Raises StructureError (a ValueError) where the structures of the replicas or of `maximum`
     differ; ShapeError (a ValueError) where the replicas' ranks or dtypes differ, or a dimension
-    that is not in `axis`, or where a size is above its maximum.
+    that is not in `axis`, or where a size is above its maximum; ContextError (a RuntimeError) in a
+    replica, which knows its own part only.
     """
+    if context.has_strategy() and context.get_replica_context() is not None:
+        raise ContextError(
+            f"pad was called in {context.describe()}, which knows its own part only; call it "
+            "outside run, as in strategy.run(fn, md.pad(x))"
+        )
     distributed = [leaf for leaf in leaves(x) if isinstance(leaf, DistributedValues)]
     counts = {len(leaf.values) for leaf in distributed} or {1}
     if len(counts) > 1:

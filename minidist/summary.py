@@ -32,7 +32,8 @@ class SummaryWriter:
     def scalar(self, tag: str, value: Any, step: int | None = None) -> None:
         """Write a number or a Tensor of one element; `step` is by default that of the strategy.
 
-        Raises UsageError (a ValueError) for a PerReplica value in cross-replica context.
+        Raises UsageError (a ValueError) for what is not one number, such as a PerReplica value in
+        cross-replica context, and after close.
         """
         frame = context.frame()
         if frame.replica is not None and frame.replica.replica_id != 0:
@@ -46,7 +47,12 @@ class SummaryWriter:
             value = value.get()
         if step is None:
             step = frame.strategy.step
-        number = float(value)
+        if self._file.closed:
+            raise UsageError(f"the summary writer of {self._file.name} is closed; make a new one")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"summary {tag!r} takes one number, not {value!r}") from None
         line = {
             "step": step,
             "tag": tag,

@@ -4,6 +4,9 @@ The format is safetensors: eight bytes with the length of a header, the header, 
 The header is a JSON object that says of each array its dtype, its shape and where its bytes are,
 and holds free text under "__metadata__". Nothing in a file is ever run.
 
+Among that text `write` puts a checksum of all the rest: metadata, names, dtypes, shapes and bytes.
+A file that has one is read only if it is right; files of other programs have none.
+
 Whatever is wrong with a file becomes a DataError that names the file, the byte and what was
 expected there. Memory is only taken for bytes that the file has.
 """
@@ -11,6 +14,7 @@ expected there. Memory is only taken for bytes that the file has.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -31,6 +35,7 @@ LENGTH = 8  # bytes that say how long the header is
 HEADER_LIMIT = 100_000_000  # bytes; no reader of this format takes a longer header
 RANK_LIMIT = 64  # NumPy's own
 METADATA = "__metadata__"
+CHECKSUM = "minidist.checksum"  # its key in the metadata
 DTYPES = {  # NumPy's name of a dtype: the format's name, and the bytes of an element
     "bool": ("BOOL", 1),
     "uint8": ("U8", 1),
@@ -61,16 +66,22 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
     """
     from safetensors.numpy import save  # here, because most programs save nothing
 
-    data = save(
-        {name: np.asarray(array, order="C") for name, array in arrays.items()},
-        dict(metadata) or None,  # of nothing in nothing the library makes a file that is none
-    )
+    plain = {
+        name: np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+        for name, array in arrays.items()
+    }
+    digest = _digest(metadata, {name: (a.dtype.name, a.shape) for name, a in plain.items()})
+    for name in sorted(plain):
+        digest.update(plain[name].reshape(-1).view(np.uint8))
+    data = save(plain, {**metadata, CHECKSUM: digest.hexdigest()})
+    header, begin = _in_order(data)
     try:
         if path.is_dir():
             raise DataError(f"{path}: is a folder, so no file can be saved there; name one in it")
         partial = path.with_name(path.name + ".partial")
         with _alone(partial) as file:
-            file.write(data)
+            file.write(header)
+            file.write(memoryview(data)[begin:])
             file.flush()
             os.fsync(file.fileno())
             os.replace(partial, path)
@@ -79,6 +90,29 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be saved: {error.strerror or error}") from error
+
+
+def _digest(
+    metadata: Mapping[str, str], entries: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> hashlib.blake2b:
+    """Return the checksum's beginning; the arrays' bytes, in the order of their names, go on it.
+
+    BLAKE2b, since it is fast on every processor: a fraction of what writing or reading takes.
+    """
+    return hashlib.blake2b(json.dumps([metadata, entries], sort_keys=True).encode(), digest_size=16)
+
+
+def _in_order(data: bytes) -> tuple[bytes, int]:
+    """Return length and header with sorted metadata, and the byte of data where arrays begin.
+
+    The library writes metadata in another order each time; the same state shall be the same file.
+    """
+    begin = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    header = json.loads(data[LENGTH:begin])
+    header[METADATA] = dict(sorted(header[METADATA].items()))
+    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % LENGTH)  # so that arrays begin at a multiple of 8
+    return len(raw).to_bytes(LENGTH, "little") + raw, begin
 
 
 @contextmanager
@@ -129,7 +163,7 @@ class Entry:
 
 
 class TensorFile:
-    """A file whose header has been checked: `entries` by name, and `metadata`.
+    """A file whose header has been checked: `entries` by name, `metadata`, and `checksum` if any.
 
     A context manager. The arrays fill the rest of the file, without a gap and without overlap.
     """
@@ -164,18 +198,35 @@ class TensorFile:
         """Return the DataError that says what is wrong at that byte of this file."""
         return DataError(f"{self.path}: byte {byte}: {message}")
 
-    def read(self, name: str, dtype: np.dtype[Any]) -> HostArray:
-        """Return an array, whose dtype in the file must be this one's.
+    def read(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, HostArray]:
+        """Return the arrays of these names, whose dtypes in the file must be these.
 
-        It is read and not mapped: a mapped file that somebody cuts off kills the process.
+        Where there is a checksum, all arrays are read; raises DataError if it is wrong.
+        They are read and not mapped: a mapped file that somebody cuts off kills the process.
         """
-        entry = self.entries[name]
-        raw = self._bytes(entry.begin, entry.end - entry.begin, f"array {name!r}")
+        entries = {name: (entry.dtype, entry.shape) for name, entry in self.entries.items()}
+        digest = _digest(self.metadata, entries)
+        arrays = {}
+        for name in sorted(dtypes if self.checksum is None else self.entries):
+            entry = self.entries[name]
+            raw = self._bytes(entry.begin, entry.end - entry.begin, f"array {name!r}")
+            if self.checksum is not None:
+                digest.update(raw)
+            if name in dtypes:
+                self._check_bool(name, entry, raw)
+                arrays[name] = raw.view(dtypes[name]).reshape(entry.shape)
+        if self.checksum not in (None, digest.hexdigest()):
+            raise DataError(
+                f"{self.path}: the file is damaged: it has not the bytes that were saved, by the "
+                "checksum saved with them; load another copy of it, or an earlier one"
+            )
+        return arrays
+
+    def _check_bool(self, name: str, entry: Entry, raw: np.ndarray[Any, Any]) -> None:
         if entry.dtype == "bool" and (wrong := np.flatnonzero(raw > 1)).size:
             raise self.error(
                 entry.begin + int(wrong[0]), f"expected 0 or 1 in array {name!r}, which is bool"
             )
-        return raw.view(dtype).reshape(entry.shape)
 
     def _bytes(self, start: int, count: int, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         if start + count > self._size:
@@ -215,6 +266,7 @@ class TensorFile:
             )
         header = parse_json(raw, lambda byte, message: self.error(LENGTH + byte, message))
         self.metadata = self._metadata(header.pop(METADATA, {}))
+        self.checksum = self.metadata.pop(CHECKSUM, None)
         data = LENGTH + length
         self.entries = {name: self._entry(name, said, data) for name, said in header.items()}
         self._check_places(data)

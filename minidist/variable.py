@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -160,7 +160,7 @@ class Variable(Readable, metaclass=_Create):
         """
         if device is not None:
             return self._on(get_device(device))
-        self._require_own_strategy("read")
+        self.require_own_strategy("read")
         frame = context.frame()
         copy = self._current(frame)
         return self._near(frame.device) if copy is None else copy
@@ -219,7 +219,7 @@ class Variable(Readable, metaclass=_Create):
         if frame.replica is not None and frame.strategy is self.strategy:
             tensor = self._reader.read(frame.replica.replica_id, frame.step)
         else:
-            self._require_own_strategy("read")
+            self.require_own_strategy("read")
             copy = self._current(frame) if self.everywhere or frame.update_device else None
             tensor = self._read_for_all(frame.device) if copy is None else copy.tensor
         tape.read(self, tensor)
@@ -267,7 +267,7 @@ class Variable(Readable, metaclass=_Create):
         return self._assign(subtracted, value)
 
     def _assign(self, change: Change, value: Any) -> Variable:
-        self._require_own_strategy("assigned")
+        self.require_own_strategy("assigned")
         frame = context.frame()
         if frame.strategy is self.strategy and frame.replica is not None:
             self._assign_in_replica(frame.replica, change, value)
@@ -291,7 +291,7 @@ class Variable(Readable, metaclass=_Create):
     def _assign_for_all(self, change: Change, value: Any) -> None:
         put(self.copies, change, value)
 
-    def _require_own_strategy(self, verb: str) -> None:
+    def require_own_strategy(self, verb: str) -> None:
         """Check that no other strategy than the variable's is current; one of none may be read."""
         frame = context.frame()
         if frame.strategy is self.strategy or not context.has_strategy():
@@ -324,12 +324,18 @@ class Variable(Readable, metaclass=_Create):
         self._assign_for_all(assigned, value)
 
     def _require_all(self, verb: str) -> None:
-        self._require_own_strategy(verb)
+        self.require_own_strategy(verb)
         if context.has_strategy() and not context.in_cross_replica_context():
             raise ContextError(
                 f"variable {self.name!r} cannot be {verb} in {context.describe()}, where it is one "
                 "replica's; do it outside run, or inside merge_call"
             )
+
+    def __copy__(self) -> NoReturn:
+        raise ContextError(
+            f"variable {self.name!r} cannot be copied without its values; use copy.deepcopy, or "
+            "create another one from its value"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """Return a variable with copies of the copies. In a replica this is a meeting."""

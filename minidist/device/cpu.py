@@ -28,7 +28,7 @@ class CpuDevice(Device):
     ops = CpuOps()
 
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
-        dtype = np.dtype(dtype)
+        dtype = np.dtype(dtype).newbyteorder("=")
         nbytes = math.prod(shape) * dtype.itemsize
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
@@ -44,7 +44,7 @@ class CpuDevice(Device):
         return np.array(array)
 
     def copy(self, destination: Array, source: Array) -> None:
-        np.copyto(destination, source, casting="no")
+        np.copyto(destination, source, casting="equiv")  # another byte order is no other dtype
 
     def _new_stream(self, role: str) -> Stream:
         return _InlineStream(self, role) if role == "compute" else _ThreadStream(self, role)

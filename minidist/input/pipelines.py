@@ -67,8 +67,9 @@ def shard(source: Iterable[Any], num_shards: int, index: int) -> Iterable[Any]:
     The shards of indices 0 to num_shards - 1 are disjoint and together the whole. A shard can be
     iterated over again if its source can. Raises UsageError (a ValueError) for an index outside.
     """
-    if not 0 <= index < num_shards:
-        raise UsageError(f"shard {index} is none of {num_shards}; they count from 0")
+    whole = isinstance(num_shards, int) and isinstance(index, int)
+    if not whole or not 0 <= index < num_shards:
+        raise UsageError(f"shard {index!r} is none of {num_shards!r}; they count from 0")
     return _Shard(source, num_shards, index)
 
 
