@@ -74,9 +74,9 @@ def load(
     and random numbers from the saved seed (a safetensors file of another program has neither).
 
     All is read and checked before anything changes, also by the checksum that `save` has put into
-    the file. Raises DataError for a file that is missing or damaged, whose arrays have other shapes or dtypes than the variables, or that has other keys;
-    with strict=False such keys are returned, and what is missing stays as it is. Raises UsageError
-    and ContextError as `save` does.
+    the file. Raises DataError for a file that is missing or damaged, whose arrays have other shapes
+    or dtypes than the variables, or that has other keys; with strict=False such keys are returned,
+    and what is missing stays as it is. Raises UsageError and ContextError as `save` does.
     """
     everything = variables_of(variables)
     strategy = _strategy(everything, "load")
@@ -87,11 +87,7 @@ def load(
         keys = _differences(file, saved, wanted, optimizer)
         _check(file, saved, wanted, optimizer, keys if strict else Keys((), ()))
         arrays = file.read(
-            {
-                key: alike[0].variable.dtype
-                for key, alike in wanted.items()
-                if key in file.entries
-            }
+            {key: alike[0].variable.dtype for key, alike in wanted.items() if key in file.entries}
         )
     for key, array in arrays.items():
         for part in wanted[key]:
@@ -173,7 +169,7 @@ def _about(file: TensorFile) -> _About:
     about = _About(**{name: said[name] for name in _FITS})
     if (about.optimizer is None) != (not about.iterations):
         raise error(0, f"expected {ITERATIONS!r} if there is an optimizer, and only then")
-    if absent := [slot for slot in about.slots if slot not in file.entries]:
+    if absent := [repr(slot) for slot in about.slots if slot not in file.entries]:
         raise error(0, f"expected 'slots' that are arrays of the file, and not {_some(absent)}")
     if file.checksum is None:
         raise error(0, f"expected {tensor_file.CHECKSUM!r} beside it; load an undamaged copy")

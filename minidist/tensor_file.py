@@ -72,7 +72,7 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
     }
     digest = _digest(metadata, {name: (a.dtype.name, a.shape) for name, a in plain.items()})
     for name in sorted(plain):
-        digest.update(plain[name].reshape(-1).view(np.uint8))
+        digest.update(plain[name].reshape(-1).view(np.uint8).data)
     data = save(plain, {**metadata, CHECKSUM: digest.hexdigest()})
     header, begin = _in_order(data)
     try:
@@ -211,7 +211,7 @@ class TensorFile:
             entry = self.entries[name]
             raw = self._bytes(entry.begin, entry.end - entry.begin, f"array {name!r}")
             if self.checksum is not None:
-                digest.update(raw)
+                digest.update(raw.data)
             if name in dtypes:
                 self._check_bool(name, entry, raw)
                 arrays[name] = raw.view(dtypes[name]).reshape(entry.shape)

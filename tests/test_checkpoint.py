@@ -336,6 +336,26 @@ def test_other_shapes_and_dtypes_are_refused(saved, strict):
         )
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_damaged_file_changes_nothing(saved, strict):
+    whole = saved.read_bytes()
+    with Training(seed=8) as training:
+        for what in (training.what, [training.model]):  # without an optimizer, slots matter too
+            for damaged in (
+                whole[:-200] + bytes(200),  # a tail of zeros, as when the power failed
+                whole[:-20] + bytes([whole[-20] ^ 64]) + whole[-19:],
+                whole.replace(rb"\"step\": 2", rb"\"step\": 3"),
+                whole.replace(rb"/Momentum\"", rb"/Nomentum\"", 1),
+                whole.replace(b'"minidist":', b'"minidisu":'),
+                whole.replace(b'"minidist.checksum":', b'"minidist.checksun":'),
+            ):
+                assert damaged != whole
+                saved.write_bytes(damaged)
+                refused(training, saved, *what, match=str(saved), strict=strict)
+        saved.write_bytes(whole)
+        assert md.load(saved, *training.what) == Keys((), ())
+
+
 def test_long_lists_of_keys_are_cut(path):
     many = [md.Variable(0.0, name=f"v{i}") for i in range(50)]
     md.save(path, many)

@@ -38,7 +38,7 @@ def write(path, header, data=b""):
 
 def read(path):
     with tensor_file.TensorFile(path) as file:
-        return {name: file.read(name, np.dtype(e.dtype)) for name, e in file.entries.items()}
+        return file.read({name: np.dtype(entry.dtype) for name, entry in file.entries.items()})
 
 
 def entry(dtype="F32", shape=(1,), offsets=(0, 4), **more):
@@ -58,7 +58,9 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4), **more):
         ),
         max_size=4,
     ),
-    metadata=st.dictionaries(st.text(), st.text(), max_size=2),
+    metadata=st.dictionaries(
+        st.text().filter(lambda key: key != tensor_file.CHECKSUM), st.text(), max_size=2
+    ),
 )
 def test_any_arrays_come_back_and_other_programs_read_them(tmp_path_factory, arrays, metadata):
     path = tmp_path_factory.mktemp("arrays") / "file"
@@ -77,6 +79,20 @@ def test_arrays_in_any_order_of_memory_are_written_as_they_read(path):
     tensor_file.write(path, {"t": array.T, "s": array[::2, ::-1]}, {})
     assert np.array_equal(read(path)["t"], array.T)
     assert np.array_equal(read(path)["s"], array[::2, ::-1])
+
+
+def test_arrays_of_the_other_byte_order_are_written_in_the_formats(path):
+    tensor_file.write(path, {"a": np.arange(3, dtype=">f4")}, {})
+    assert read(path)["a"].tobytes() == np.arange(3, dtype="<f4").tobytes()
+
+
+def test_the_same_state_is_the_same_file_whose_arrays_begin_at_multiples_of_8(path):
+    files = set()
+    for metadata in ({"a": "é", "b": "y", "c": ""}, {"c": "", "b": "y", "a": "é"}) * 10:
+        tensor_file.write(path, ARRAYS, metadata)
+        files.add(path.read_bytes())
+    assert len(files) == 1
+    assert int.from_bytes(files.pop()[:8], "little") % 8 == 0
 
 
 def test_bfloat16_is_read_as_the_bytes_that_it_is(path):
@@ -269,7 +285,69 @@ def test_a_file_cut_off_while_it_is_read_is_refused(path):
         size = path.stat().st_size
         os.truncate(path, size - 1)
         with pytest.raises(DataError, match=f"byte {size - 1}: the file ends before array 'a'"):
-            file.read("a", np.dtype("f4"))
+            file.read({"a": np.dtype("f4")})
+
+
+def test_bytes_that_are_not_those_saved_are_refused_also_in_arrays_that_nobody_wants(path):
+    tensor_file.write(path, ARRAYS, {"by": "me"})
+    whole = path.read_bytes()
+    for change in (
+        lambda data: data[:-20] + bytes(20),  # the tail, as when the power failed
+        lambda data: data.replace(b'"by"', b'"bx"'),
+        lambda data: data.replace(b'"me"', b'"mo"'),
+        lambda data: data.replace(b'"b":', b'"B":'),
+        lambda data: data.replace(b"[2,3]", b"[3,2]"),
+        lambda data: data.replace(b"I64", b"U64"),
+    ):
+        path.write_bytes(change(whole))
+        assert path.read_bytes() != whole
+        damaged = pytest.raises(DataError, match=r"file: the file is damaged.*load another copy")
+        with tensor_file.TensorFile(path) as file, damaged:
+            file.read({})
+
+
+def test_files_without_a_checksum_are_of_other_programs_and_read(path):
+    write(path, {"a": entry(), "__metadata__": {"by": "other"}}, b"\0\0\x80?")
+    assert read(path)["a"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_no_bit_of_a_checkpoint_can_flip_unseen(path, strict):
+    w = md.Variable(np.array([1.5, -2.0], "f4"), name="w")
+    flag = md.Variable(np.array([True, False]), name="flag", trainable=False)
+    optimizer = md.optim.Momentum(0.1)
+    optimizer.apply_gradients([(md.constant([1.0, 2.0]), w)])
+    what = ([w, flag], optimizer)
+    w.strategy.step = 3
+    md.save(path, *what)
+    whole = path.read_bytes()
+
+    def everything():
+        arrays = {key: array.tobytes() for key, array in state_dict(*what).items()}
+        return arrays, optimizer.iterations, w.strategy.step, md.context.random_state()
+
+    before = everything()
+    try:
+        harmless = []
+        for bit in range(8 * len(whole)):
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            w.strategy.step = 3
+            try:
+                keys = md.load(path, *what, strict=strict)
+            except DataError as error:
+                complaint = str(error)
+            else:
+                complaint = f"{path}: "
+                assert keys == ((), ())
+                harmless.append(whole[bit // 8 : bit // 8 + 1])
+            assert complaint.startswith(f"{path}: ")
+            assert everything() == before
+        # Only spaces between words can be others (tabs, for instance): all is as it was saved.
+        assert set(harmless) <= {b" "}
+    finally:
+        w.strategy.step = 0
 
 
 def test_a_bool_is_0_or_1(path):
@@ -308,6 +386,7 @@ ABOUT = {
         ({"slots": [1]}, "expected 'slots'"),
         ({"slots": "ab"}, "expected 'slots'"),
         ({"iterations": [0.5]}, "expected 'iterations'"),
+        ({"slots": ["w/Momentum"]}, "arrays of the file, and not 'w/Momentum'"),
         ({"iterations": [1]}, "if there is an optimizer, and only then"),
         ({"optimizer": "SGD"}, "if there is an optimizer, and only then"),
     ],
@@ -331,6 +410,10 @@ def test_metadata_that_say_something_else_are_refused(path, change, match):
         md.load(path, v)
     assert float(v) == 1.0
     file(ABOUT)
+    with pytest.raises(DataError, match=r"expected 'minidist\.checksum' beside it; load an"):
+        md.load(path, v)
+    assert float(v) == 1.0
+    tensor_file.write(path, {"v": np.array(0, "f4")}, {"minidist": json.dumps(ABOUT)})
     md.load(path, v)
     assert float(v) == 0.0
 
