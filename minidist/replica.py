@@ -46,7 +46,8 @@ class Replica:
 
         Every replica must call it, the same number of times and with the same function. `fn` gets
         the replicas' arguments regrouped (PerReplica where they differ); each replica gets its own
-        component of the result. What `fn` raises ends the run.
+        component of the result. What `fn` raises ends the run. Tapes do not see through it, as they
+        do through all_reduce.
 
         Raises ContextError (a RuntimeError) where this is not the calling thread's replica.
         """

@@ -78,11 +78,15 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
     try:
         if path.is_dir():
             raise DataError(f"{path}: is a folder, so no file can be saved there; name one in it")
+        if path.is_symlink():  # what it leads to is replaced, not the link
+            path = path.resolve()
         partial = path.with_name(path.name + ".partial")
         with _alone(partial) as file:
             file.write(header)
             file.write(memoryview(data)[begin:])
             file.flush()
+            if path.exists():  # who may read the old file may read the new one, and nobody else
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             os.fsync(file.fileno())
             os.replace(partial, path)
         _sync(path.parent)

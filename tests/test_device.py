@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -248,3 +251,22 @@ def test_leases_are_of_a_shape_and_dtype_and_end_once(device):
     assert device.lease((4,), "float32").array.ctypes.data == memory
     with pytest.raises(UsageError, match="twice"):
         lease.release()
+
+
+def test_streams_begin_anew_in_a_forked_child():
+    program = textwrap.dedent("""
+        import os, warnings
+        warnings.simplefilter("ignore")         # Python 3.12 warns of forking with threads
+        import numpy as np, minidist as md
+        def sums(strategy):
+            (batch,) = strategy.distribute_dataset([np.ones(4)])
+            return [float(part.numpy().sum()) for part in batch.values]
+        assert sums(md.Strategy("cpu*2")) == [2, 2]
+        if os.fork() == 0:
+            os._exit(7 if sums(md.Strategy("cpu*2")) == [2, 2] else 1)
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+    """)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert out.stdout == "7\n", out

@@ -511,3 +511,14 @@ def test_of_many_mutated_files_each_is_refused_or_loaded_as_a_whole(path, seed):
         assert state() == before
         assert not complaint or complaint.startswith(f"{path}: ")
     assert loaded < 100
+
+
+def test_a_link_stays_a_link_and_a_private_file_private(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    tensor_file.write(real, {"a": np.zeros(2)}, {})
+    real.chmod(0o600)
+    link.symlink_to(real)
+    tensor_file.write(link, {"a": np.ones(2)}, {})
+    assert link.is_symlink() and real.stat().st_mode & 0o777 == 0o600
+    with tensor_file.TensorFile(real) as file:
+        assert file.read({"a": np.dtype("float64")})["a"].tolist() == [1, 1]

@@ -12,6 +12,7 @@ process only if they are this process's: `worker` and 0.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterable
@@ -29,6 +30,16 @@ _NAME = re.compile(
     r"(?:/?job:(?P<job>\w+))?(?:/?task:(?P<task>\d+))?"
     r"(?:/?device:(?P<capitals>[A-Z]+)|/?(?P<kind>[A-Za-z]+))(?::(?P<index>\d+))?"
 )
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for device in _known.values():
+        device.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def host() -> Device:

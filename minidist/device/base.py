@@ -136,6 +136,13 @@ class Device(ABC):
         self.index = index
         self.short = short
         self.name = f"/job:{job}/task:{task}/device:{self.kind.upper()}:{index}"
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with no streams and no pooled buffers, as a forked child must.
+
+        The parent's streams have no threads there, and a lock may be held by one of them for ever.
+        """
         self._streams: dict[str, Stream] = {}
         self._lock = threading.Lock()
         self._pool = _Pool(self.allocate)
