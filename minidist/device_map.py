@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ from minidist.device import get as get_device
 from minidist.errors import UsageError
 
 
-class DeviceMap:
+class DeviceMap(ABC):
     """The devices of a value's components, in their order; a sequence of Device objects.
 
     Raises UsageError (a ValueError) where there are none, or two names mean the same device.
@@ -36,9 +37,9 @@ class DeviceMap:
             raise UsageError(f"there is no component on {device.short}, only on {self._names()}")
         return self.devices.index(device)
 
+    @abstractmethod
     def of_replica(self, replica: int) -> int:
         """Return the number of the component of a replica. Raises UsageError if there is none."""
-        raise NotImplementedError
 
     def _names(self) -> str:
         return ", ".join(device.short for device in self.devices)

@@ -15,6 +15,7 @@ copies there are, and which one a replica reads, its variable manager decides
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -71,11 +72,12 @@ class Copy(Readable):
         return f"<Copy {self.name!r} on {self.device.short}>"
 
 
-class Reader:
+class Reader(ABC):
     """Which tensor replica i computes with; see minidist.variable_mgr.read."""
 
+    @abstractmethod
     def read(self, replica: int, step: int) -> Tensor:
-        raise NotImplementedError
+        """Return what a replica reads in a step."""
 
 
 class _Create(type):

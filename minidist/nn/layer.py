@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from minidist.variable import Variable
 STREAMS = 4
 
 
-class Layer:
+class Layer(ABC):
     """One step of a model. `_build` and `_call` are what a kind of layer fills in.
 
     `name` is unique in the model; `number`, counted through the whole model, is what random draws
@@ -85,8 +86,9 @@ class Layer:
     def _build(self, shape: Shape, dtype: Any) -> Shape:
         return shape
 
+    @abstractmethod
     def _call(self, x: Tensor, training: bool) -> Tensor:
-        raise NotImplementedError
+        """Compute on a batch of the shape that the layer is built for."""
 
     def _variable(
         self, name: str, shape: Shape, dtype: Any, initializer: Initializer, trainable: bool = True
