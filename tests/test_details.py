@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import minidist as md
 from minidist import context
+from minidist.state import state_dict
+from minidist.tensor import Tensor
 
 # Three float32 numbers whose sum depends on the order: (A + B) + C is 1, C first gives 0.
 A, B, C = np.float32(1e8), np.float32(-1e8), np.float32(1.0)
@@ -95,3 +99,57 @@ def test_set_strategy_goes_on_in_the_random_numbers(strategy):
     md.set_strategy(None)
     third = context.draw(1)
     assert len({first, second, third}) == 3
+
+
+def test_a_group_waits_for_the_devices_of_its_components(strategy):
+    gate, done = threading.Event(), threading.Event()
+    device = strategy.devices[2]
+    device.stream("copy").submit(lambda: gate.wait(60))
+    value = {"x": md.PerReplica(strategy.devices, [1, 2, Tensor(device.copy_in([1.0]), device)])}
+
+    def wait():
+        strategy.group(value)
+        done.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not done.wait(0.2)  # a group that waits is never done by now
+    gate.set()
+    waiting.join(60)
+    assert done.is_set()
+
+
+def test_each_thread_draws_its_own_random_numbers():
+    md.random.seed(5)
+    here = [context.draw(1), context.draw(1)]
+    there = []
+    thread = threading.Thread(target=lambda: there.append(context.draw(1)))
+    thread.start()
+    thread.join(60)
+    assert there == here[:1] and here[0] != here[1]
+
+
+def test_a_reduction_of_leaves_with_one_and_with_several_components(strategy):
+    parts = [md.constant(np.float32([i, 2 * i])) for i in (1, 2, 3)]
+    with md.device("cpu:0"):
+        alone = md.constant(np.float32([5, 7]))
+    total = strategy.reduce(
+        "mean",
+        [md.PerReplica(strategy.devices, parts), md.Mirrored(strategy.devices[:1], [alone])],
+        destinations="cpu:0",
+    )
+    assert [leaf.numpy().tolist() for leaf in total] == [[2, 4], [5, 7]]
+
+
+def test_a_copy_beyond_those_that_were_saved_is_unexpected(tmp_path):
+    path = tmp_path / "file"
+    with md.Strategy("cpu*2", variable_update="independent") as strategy:
+        with strategy.scope():
+            v = md.Variable(1.0, name="w")
+        md.save(path, v)
+        state = state_dict([v])
+        assert sorted(state) == ["w", "w/replica_1"]
+        more = md.Variable(1.0, name="w/replica_7")
+        md.save(tmp_path / "more", [more])
+        keys = md.load(tmp_path / "more", v, strict=False)
+        assert (list(keys.missing), list(keys.unexpected)) == (["w"], ["w/replica_7"])
