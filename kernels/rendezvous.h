@@ -80,18 +80,19 @@ class Fence {
 
 // Whether a thread that comes out of a wait had better poll a little longer.
 //
-// After advance() a thread usually still holds Python's GIL for a few microseconds, until it waits
-// itself. Whoever asks for the GIL before that is put to sleep by Python, and woken at the price
-// above. So advance() raises this flag, entering a wait lowers it, and a waiter that polls goes on
-// until it is down. It is a hint for the whole process: a wrong one costs GIL_SPIN_NS, no more.
+// Whoever asks for Python's GIL while another thread has it is put to sleep by Python, and woken at
+// the price above. A thread that advances a fence mostly holds the GIL for a few microseconds more,
+// until it waits itself; and of several threads that come out of a wait one has it first. So both
+// raise this flag, entering a wait lowers it, and a waiter goes on polling until it can raise it
+// itself. It is a hint for the whole process: a wrong one costs GIL_SPIN_NS, no more.
 inline std::atomic<bool> gil_is_held{false};
 constexpr int64_t GIL_SPIN_NS = 10000;
 
 inline bool wait_without_gil(Fence &fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns) {
-    gil_is_held.store(false, std::memory_order_relaxed);
+    gil_is_held.store(false);
     const bool reached = fence.wait(target, spin_ns, timeout_ns);
     if (reached && spin_ns > 0)
-        poll(GIL_SPIN_NS, [] { return !gil_is_held.load(std::memory_order_relaxed); });
+        poll(GIL_SPIN_NS, [] { return !gil_is_held.load() && !gil_is_held.exchange(true); });
     return reached;
 }
 
