@@ -35,6 +35,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/core: .venv/bin/python $(CORE)
+	@echo "building the compiled parts; this takes about half a minute"
 	$(BIN)/pip install --quiet --editable .
 	@touch $@
 
