@@ -93,13 +93,21 @@ def _for_all(initial_value: Any, **options: Any) -> Any:
 
 def _settled(
     *,
-    name: str,
-    trainable: bool | None,
-    synchronization: VariableSynchronization,
-    aggregation: VariableAggregation,
-    **others: Any,
+    name: str = "Variable",
+    dtype: Any = None,
+    trainable: bool | None = None,
+    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+    aggregation: VariableAggregation = VariableAggregation.NONE,
+    decays: bool = True,
+    beside: Any = None,
+    **unknown: Any,
 ) -> dict[str, Any]:
-    """Check the options, and return them with what follows from them."""
+    """Check the options that the creator scopes have left, and return what follows from them."""
+    if unknown:
+        raise UsageError(
+            f"variable {name!r}: a creator scope asks for {', '.join(unknown)}, which no variable "
+            "has; it may pass on name, dtype, trainable, synchronization, aggregation and decays"
+        )
     for option, kind in (
         (synchronization, VariableSynchronization),
         (aggregation, VariableAggregation),
@@ -119,9 +127,11 @@ def _settled(
     return {
         "name": name,
         "trainable": trainable,
+        "dtype": dtype,
         "synchronization": synchronization,
         "aggregation": aggregation,
-        **others,
+        "decays": decays,
+        "beside": beside,
     }
 
 

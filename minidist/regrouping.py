@@ -77,6 +77,10 @@ class _Box:
         self.leaf = leaf
 
 
+def _words(value: Any) -> str:
+    return describe(value.leaf if isinstance(value, _Box) else value)
+
+
 class _Different(Exception):
     """Two replicas' structures differ, at a path that grows on the exception's way out."""
 
@@ -127,7 +131,7 @@ def _regroup_mixture(row: tuple[Any, ...], wrap: Wrap, devices: DeviceMap | None
         return wrap(devices, row)
     for replica, value in enumerate(row):
         if type(value) is not type(row[0]) and (node(type(value)) or node(type(row[0]))):
-            raise _Different(replica, describe(row[0]), describe(value))
+            raise _Different(replica, _words(row[0]), _words(value))
     if any(value_container(value) is not value for value in row):
         raise StructureError(
             f"some replicas returned the copy of a variable and some other values: {list(row)}"
@@ -151,10 +155,10 @@ def _regroup_parts(
         if theirs.names != names:  # keys in another order, or other ones
             by_name = dict(zip(theirs.names, column, strict=True))
             if by_name.keys() != set(names):
-                raise _Different(replica, describe(row[0]), describe(value))
+                raise _Different(replica, _words(row[0]), _words(value))
             column = [by_name[name] for name in names]
         if theirs.rest != rest:
-            raise _Different(replica, describe(row[0]), describe(value))
+            raise _Different(replica, _words(row[0]), _words(value))
         columns.append(column)
     new: list[Any] = []
     try:

@@ -136,3 +136,26 @@ def test_devices_and_shards_of_nonsense():
         md.device(None)
     with pytest.raises(UsageError, match="is none of"):
         md.shard(range(7), 3.0, 0)
+
+
+def test_creator_scopes_may_drop_options_but_not_invent_them(strategy):
+    def drops(following, **kwargs):
+        return following(initial_value=kwargs["initial_value"], name=kwargs["name"])
+
+    def invents(following, **kwargs):
+        return following(**kwargs, shape=(3,))
+
+    with strategy.scope(), md.variable_creator_scope(drops):
+        v = md.Variable(1.5, name="v")
+    assert (v.name, v.trainable, v.numpy()) == ("v", True, 1.5)
+    with pytest.raises(UsageError, match="a creator scope asks for shape"):  # noqa: SIM117
+        with strategy.scope(), md.variable_creator_scope(invents):
+            md.Variable(1.5, name="v")
+
+
+def test_different_elements_of_a_round_are_named_as_the_user_knows_them(strategy):
+    elements = [{"x": np.ones(2)}, {"x": (np.ones(2),)}, {"x": np.ones(2)}]
+    rounds = iter(strategy.make_input_fn_iterator(lambda _: elements, "per_worker"))
+    with pytest.raises(ValueError, match="differ in structure") as caught:
+        next(rounds)
+    assert "_Box" not in str(caught.value) and "ndarray" in str(caught.value)
