@@ -43,6 +43,7 @@ class Delegate:
     __array_ufunc__ = None  # array + value is the value's business, not an element-wise loop
 
     def get(self) -> Any:
+        """Return what is meant; the class that delegates says which."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:

@@ -19,6 +19,7 @@ class Readable:
     __array_priority__ = 1000  # ndarray + variable is the variable's business, as for Tensor
 
     def read(self) -> Tensor:
+        """Return the value; the class that is readable says how."""
         raise NotImplementedError
 
     def numpy(self) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from policies import replica_id
 
 import minidist as md
 from minidist import context
@@ -21,10 +22,6 @@ IN_ORDER, REVERSED = (A + B) + C, (C + B) + A
 def strategy():
     with md.Strategy("cpu*3") as strategy:
         yield strategy
-
-
-def replica_id():
-    return md.get_replica_context().replica_id
 
 
 def test_the_numbers_tell_orders_apart():

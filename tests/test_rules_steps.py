@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from policies import replica_id
 
 import minidist as md
 from minidist.errors import EndOfDataError, MergeMismatchError
@@ -24,10 +25,6 @@ def numbers(strategy, steps):
     """Return a data set that gives replica i in step k the number n·k + i."""
     n = strategy.num_replicas
     return strategy.distribute_dataset([np.arange(n * k, n * k + n) for k in range(steps)])
-
-
-def replica_id():
-    return md.get_replica_context().replica_id
 
 
 def test_170_so_many_steps_run_on_consecutive_inputs(strategy, n):

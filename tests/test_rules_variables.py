@@ -7,7 +7,8 @@ import gc
 
 import numpy as np
 import pytest
-from policies import POLICIES, replica_id
+from assigning import FIRST, MEAN, NONE, START, SUM, VERBS, check, in_each, strategy_of, variable
+from policies import replica_id
 
 import minidist as md
 from minidist.creation import canonical_name
@@ -19,25 +20,8 @@ AUTO, ON_WRITE, ON_READ, NO_SYNC = (
     md.VariableSynchronization.ON_READ,
     md.VariableSynchronization.NONE,
 )
-NONE, SUM, MEAN, FIRST = (
-    md.VariableAggregation.NONE,
-    md.VariableAggregation.SUM,
-    md.VariableAggregation.MEAN,
-    md.VariableAggregation.ONLY_FIRST_REPLICA,
-)
 COUNTS = [1, 2, 3, 5]
-START = np.array([10.0, 20.0])
-VERBS = {
-    "assign": lambda old, new: new,
-    "assign_add": lambda old, new: old + new,
-    "assign_sub": lambda old, new: old - new,
-}
 MERGED = {SUM: sum, MEAN: lambda parts: sum(parts) / len(parts), FIRST: lambda parts: parts[0]}
-
-
-def strategy_of(policy, n):
-    name, options = POLICIES[policy]
-    return md.Strategy(f"cpu*{n}", name, **options)
 
 
 @pytest.fixture(params=["replicated", "parameter_server", "parameter_server_device"])
@@ -66,30 +50,6 @@ def mirrored(n):
 def two():
     with md.Strategy("cpu*2") as strategy:
         yield strategy
-
-
-def variable(strategy, initial_value=START, **options):
-    with strategy.scope():
-        return md.Variable(initial_value, **{"name": "v", **options})
-
-
-def in_each(strategy, fn):
-    results = [None] * strategy.num_replicas
-
-    def call():
-        results[replica_id()] = fn()
-
-    strategy.run(call)
-    return results
-
-
-def check(v, expected):
-    """Compare every copy, what every replica reads, and what is read for all, with an array."""
-    for component in v.copies:
-        np.testing.assert_array_equal(component.array, expected)
-    for read in in_each(v.strategy, v.numpy):
-        np.testing.assert_array_equal(read, expected)
-    np.testing.assert_array_equal(v.numpy(), expected)
 
 
 def components(v):

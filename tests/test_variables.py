@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from assigning import FIRST, MEAN, NONE, START, SUM, VERBS, check, in_each, strategy_of, variable
 from policies import POLICIES, replica_id
 
 import minidist as md
 from minidist.errors import ContextError, MergeMismatchError, ShapeError
 
-NONE, SUM, MEAN, FIRST = (
-    md.VariableAggregation.NONE,
-    md.VariableAggregation.SUM,
-    md.VariableAggregation.MEAN,
-    md.VariableAggregation.ONLY_FIRST_REPLICA,
-)
 N = 3
-START = np.array([10.0, 20.0])
-VERBS = {
-    "assign": lambda old, new: new,
-    "assign_add": lambda old, new: old + new,
-    "assign_sub": lambda old, new: old - new,
-}
-
-
-def strategy_of(policy, n=N):
-    name, options = POLICIES[policy]
-    return md.Strategy(f"cpu*{n}", name, **options)
 
 
 @pytest.fixture(params=POLICIES)
 def strategy(request):
-    with strategy_of(request.param) as strategy:
+    with strategy_of(request.param, N) as strategy:
         yield strategy
 
 
@@ -39,30 +23,6 @@ def strategy(request):
 def replicated():
     with md.Strategy(f"cpu*{N}") as strategy:
         yield strategy
-
-
-def variable(strategy, initial_value=START, **options):
-    with strategy.scope():
-        return md.Variable(initial_value, **{"name": "v", **options})
-
-
-def in_each(strategy, fn):
-    results = [None] * strategy.num_replicas
-
-    def call():
-        results[replica_id()] = fn()
-
-    strategy.run(call)
-    return results
-
-
-def check(v, expected):
-    """Compare all copies, and what every replica reads, with an array."""
-    for copy in v.copies:
-        np.testing.assert_array_equal(copy.array, expected)
-    for read in in_each(v.strategy, v.numpy):
-        np.testing.assert_array_equal(read, expected)
-    np.testing.assert_array_equal(v.numpy(), expected)
 
 
 # --- assigning in a replica ---------------------------------------------------------------------
@@ -397,7 +357,7 @@ def test_creation_order_is_the_programs(strategy):
 )
 def test_shared_variables_start_with_replica_0s_value(policy, make):
     """99."""
-    with strategy_of(policy) as strategy:
+    with strategy_of(policy, N) as strategy:
         made = in_each(strategy, lambda: md.Variable(make(float(replica_id()))))
         check(made[0], np.zeros(2))
 
@@ -412,7 +372,7 @@ def test_shared_variables_start_with_replica_0s_value(policy, make):
     ids=["array", "callable", "tensor"],
 )
 def test_independent_variables_start_with_each_replicas_own_value(make):
-    with strategy_of("independent") as strategy:
+    with strategy_of("independent", N) as strategy:
         made = in_each(strategy, lambda: md.Variable(make(float(replica_id()))))
         assert [copy.array.tolist() for copy in made[0].copies] == [[i, i] for i in range(N)]
         reads = in_each(strategy, lambda: made[0].numpy().tolist())
