@@ -23,13 +23,13 @@ static inline ptrdiff_t md_grain(ptrdiff_t bytes) { return (1 << 20) / (bytes + 
 // Call run with a zero of the element type, double or float: `using T = decltype(zero)`.
 template <class Run> static void md_by_type(bool wide, Run run) {
     if (wide)
-        run(double(0));
+        run(double());
     else
-        run(float(0));
+        run(float());
 }
 
 struct md_table {
-    ptrdiff_t columns = 0, itemsize = 1, elements = 0;
+    ptrdiff_t columns = 0, itemsize = 1, elements = 0;  // itemsize: that of the narrowest column
     std::vector<void *> at;         // at[row * columns + column]
     std::vector<ptrdiff_t> size;    // elements of each row
     std::vector<ptrdiff_t> begin;   // first block of each row, and at last the number of blocks

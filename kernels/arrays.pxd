@@ -58,6 +58,28 @@ cdef inline int float_kind(str verb, str name, object item) except -1:
     )
 
 
+# bfloat16 is a type that ml_dtypes adds to NumPy; its number depends on what else was added.
+cdef inline int any_float_kind(str verb, str name, object item) except -1:
+    """The type number of an array of float16, bfloat16, float32 or float64; else a TypeError."""
+    cdef int kind
+    if cnp.PyArray_Check(item):
+        kind = cnp.PyArray_TYPE(<cnp.ndarray> item)
+        if (
+            kind == cnp.NPY_FLOAT or kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT16
+            or item.dtype.name == "bfloat16"
+        ):
+            return kind
+    raise TypeError(
+        f"{verb}: {name} must be a NumPy array of float16, bfloat16, float32 or float64, "
+        f"got {describe(item)}"
+    )
+
+
+cdef inline Py_ssize_t size_of(int kind) noexcept:
+    """Bytes of an element of one of these types."""
+    return 8 if kind == cnp.NPY_DOUBLE else 4 if kind == cnp.NPY_FLOAT else 2
+
+
 cdef inline bint fits(object item, int kind, Py_ssize_t size, bint written) noexcept:
     """Whether a kernel may run over this: right type and size, plain C-ordered memory."""
     cdef int flags = cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_ALIGNED
@@ -103,21 +125,29 @@ cdef inline int read_table(
 ) except -1:
     """Fill the table from one list of tensors per column, the first `written` of them written to.
 
-    The tensors of a row must have the same size, and all of them the dtype of the very first.
+    The tensors of a row must have the same size, and all of them the dtype of the very first,
+    float32 or float64.
     """
-    cdef Py_ssize_t width = len(columns), rows = len(columns[0]), row, column, size
-    cdef int kind = cnp.NPY_FLOAT
-    cdef bint output
     cdef list lists = [list(tensors) for tensors in columns]
+    cdef int kind = cnp.NPY_FLOAT
+    if lists[0]:
+        kind = float_kind(verb, f"{names[0]}[0]", lists[0][0])
+    return read_columns(table, verb, lists, names, written, kind, kind)
+
+
+cdef inline int read_columns(
+    md_table &table, str verb, list lists, list names, Py_ssize_t written, int to, int kind
+) except -1:
+    """Fill the table from lists, the first `written` of type number `to`, the others of `kind`."""
+    cdef Py_ssize_t width = len(lists), rows = len(lists[0]), row, column, size
+    cdef bint output
     for column in range(width):
         if len(lists[column]) != rows:
             raise ValueError(
                 f"{verb}: {names[0]} has {rows} tensors, "
                 f"but {names[column]} has {len(lists[column])}"
             )
-    if rows > 0:
-        kind = float_kind(verb, f"{names[0]}[0]", lists[0][0])
-    table.start(rows, width, 4 if kind == cnp.NPY_FLOAT else 8)
+    table.start(rows, width, min(size_of(to), size_of(kind)))
     for row in range(rows):
         size = -1
         for column in range(width):
@@ -125,8 +155,8 @@ cdef inline int read_table(
             if size < 0 and cnp.PyArray_Check(item):
                 size = cnp.PyArray_SIZE(<cnp.ndarray> item)
             output = column < written
-            if not fits(item, kind, size, output):
-                complain(verb, f"{names[column]}[{row}]", item, kind, size, output)
+            if not fits(item, to if output else kind, size, output):
+                complain(verb, f"{names[column]}[{row}]", item, to if output else kind, size, output)
             table.at.push_back(cnp.PyArray_DATA(<cnp.ndarray> item))
         table.add_row(size)
     return 0

@@ -8,6 +8,7 @@ sums, random numbers and windows give the same bits; softmax, with NumPy's exp, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,12 @@ Array = NDArray[np.floating[Any]]
 Words = NDArray[np.uint64]
 
 
-def gradient(g: Array, w: Array, scale: float, weight_decay: float) -> Array:
-    """Scale, then add weight decay; without decay no term at all, so that -0 stays -0."""
-    return g * scale + weight_decay * w if weight_decay else g * scale
+def gradient(
+    g: Array, w: Array, scale: float, weight_decay: float, clip: float = math.inf
+) -> Array:
+    """Scale, clip, then add weight decay; without decay no term at all, so that -0 stays -0."""
+    g = np.clip(g * scale, g.dtype.type(-clip), g.dtype.type(clip))
+    return g + weight_decay * w if weight_decay else g
 
 
 def sgd(w: Array, g: Array, *, lr: float) -> Array:
@@ -65,8 +69,8 @@ def adam(
 ) -> tuple[Array, Array, Array]:
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * (g * g)
-    unbiased_m, unbiased_v = m / (1 - beta1**step), v / (1 - beta2**step)
-    return w - lr * unbiased_m / (np.sqrt(unbiased_v) + epsilon), m, v
+    bias1, bias2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
+    return w - lr * bias2 / bias1 * m / (np.sqrt(v) + epsilon * bias2), m, v
 
 
 def sum(sources: Sequence[Array], weights: Sequence[float], scale: float) -> Array:
@@ -79,6 +83,24 @@ def sum(sources: Sequence[Array], weights: Sequence[float], scale: float) -> Arr
 
 def first_nonfinite(tensors: Sequence[Array]) -> int:
     return next((i for i, x in enumerate(tensors) if not np.isfinite(x).all()), -1)
+
+
+def sum_squares(tensors: Sequence[Array]) -> float:
+    """In float64; the kernel's own order is another one, so the last bits may differ."""
+    return math.fsum(float(np.sum(np.square(x, dtype=np.float64))) for x in tensors)
+
+
+def narrow(x: NDArray[np.float32], dtype: Any) -> NDArray[Any]:
+    """Round to float16 or bfloat16, once; what is too large becomes infinite."""
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+def narrow_sum(
+    sources: Sequence[NDArray[Any]], weights: Sequence[float], scale: float, dtype: Any
+) -> NDArray[Any]:
+    """Add up in float32 what is narrow; `dtype` is that of the result."""
+    return narrow(sum([x.astype(np.float32) for x in sources], weights, scale), dtype)
 
 
 def relu(x: Array) -> Array:

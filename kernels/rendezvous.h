@@ -31,13 +31,15 @@ namespace minidist {
 
 using steady = std::chrono::steady_clock;
 
-// Poll until `done()`, at most for `spin_ns`; say whether it came true.
-template <class Done>
-inline bool poll(int64_t spin_ns, Done done) {
-    const auto start = steady::now();
+// Poll until `done()`, at most for `spin_ns` since `work()`, called between looks, last had any to
+// do; say whether it came true.
+template <class Done, class Work>
+inline bool poll(int64_t spin_ns, Done done, Work work) {
+    auto start = steady::now();
     while (steady::now() - start < std::chrono::nanoseconds(spin_ns)) {
         for (int i = 0; i < 32; i++) {
             if (done()) return true;
+            if (work()) start = steady::now();
 #if defined(__x86_64__) || defined(__i386__)
             __builtin_ia32_pause();
 #endif
@@ -46,6 +48,13 @@ inline bool poll(int64_t spin_ns, Done done) {
     }
     return done();
 }
+
+// Where a thread that polls may make itself useful: it offers itself (1), helps between two looks,
+// takes the offer back (-1) and helps once more. help() says whether there was anything to do.
+struct Lending {
+    void (*offer)(int by);
+    bool (*help)();
+};
 
 class Fence {
   public:
@@ -59,11 +68,20 @@ class Fence {
         }
     }
 
-    bool wait(uint64_t target, int64_t spin_ns, int64_t timeout_ns) {
+    // While it polls, a waiter lends itself if it is told where.
+    bool wait(uint64_t target, int64_t spin_ns, int64_t timeout_ns, const Lending *lending) {
         const auto reached = [&] { return value_.load() >= target; };
         if (reached()) return true;
         const auto deadline = steady::now() + std::chrono::nanoseconds(timeout_ns);
-        if (spin_ns > 0 && poll(spin_ns < timeout_ns ? spin_ns : timeout_ns, reached)) return true;
+        if (spin_ns > timeout_ns) spin_ns = timeout_ns;
+        if (spin_ns > 0) {
+            const auto help = [&] { return lending && lending->help(); };
+            if (lending) lending->offer(1);
+            const bool polled = poll(spin_ns, reached, help);
+            if (lending) lending->offer(-1);
+            help();
+            if (polled) return true;
+        }
         std::unique_lock<std::mutex> hold(mutex_);
         sleepers_.fetch_add(1);
         const bool passed = woken_.wait_until(hold, deadline, reached);
@@ -88,11 +106,14 @@ class Fence {
 inline std::atomic<bool> gil_is_held{false};
 constexpr int64_t GIL_SPIN_NS = 10000;
 
-inline bool wait_without_gil(Fence &fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns) {
+inline bool wait_without_gil(Fence &fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns,
+                             const Lending *lending) {
     gil_is_held.store(false);
-    const bool reached = fence.wait(target, spin_ns, timeout_ns);
-    if (reached && spin_ns > 0)
-        poll(GIL_SPIN_NS, [] { return !gil_is_held.load() && !gil_is_held.exchange(true); });
+    const bool reached = fence.wait(target, spin_ns, timeout_ns, lending);
+    if (reached && spin_ns > 0) {
+        const auto raised = [] { return !gil_is_held.load() && !gil_is_held.exchange(true); };
+        poll(GIL_SPIN_NS, raised, [] { return false; });
+    }
     return reached;
 }
 

@@ -1,6 +1,13 @@
 """Where threads wait for each other with the GIL released: Fence and Rendezvous."""
 
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cppbool
+
+from minidist.kernels import team
+
+ctypedef void (*Offer)(int by) noexcept nogil
+ctypedef cppbool (*Help)() noexcept nogil
 
 cdef extern from "rendezvous.h" namespace "minidist" nogil:
     cdef cppclass CFence "minidist::Fence":
@@ -11,7 +18,17 @@ cdef extern from "rendezvous.h" namespace "minidist" nogil:
         void store(bint value)
 
     Flag gil_is_held
-    bint wait_without_gil(CFence& fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns)
+    struct Lending:
+        Offer offer
+        Help help
+    bint wait_without_gil(
+        CFence& fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns, const Lending *lending
+    )
+
+# Where replicas that wait at a meeting lend their threads: to the loops of the one that merges.
+cdef Lending to_the_team
+to_the_team.offer = <Offer> PyCapsule_GetPointer(team.offer, "minidist.kernels.team.offer")
+to_the_team.help = <Help> PyCapsule_GetPointer(team.help, "minidist.kernels.team.help")
 
 
 # Added to a fence that shall hold nobody back any more.
@@ -58,7 +75,9 @@ cdef class Fence:
             return True
         timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
         with nogil:
-            reached = wait_without_gil(self.fence, target, self.spin_ns, timeout_ns)
+            reached = wait_without_gil(
+                self.fence, target, self.spin_ns, timeout_ns, NULL
+            )
         return reached
 
 
@@ -136,5 +155,7 @@ cdef class Rendezvous:
         """Wait until that meeting is over; return its result."""
         if self.opened.value() < meeting:
             with nogil:
-                wait_without_gil(self.opened, meeting, self.spin_ns, <int64_t>(FOREVER * 1e9))
+                wait_without_gil(
+                    self.opened, meeting, self.spin_ns, <int64_t>(FOREVER * 1e9), &to_the_team
+                )
         return self.result

@@ -6,11 +6,15 @@
 //     `threads` threads take part, the caller among them. Which thread takes which piece is a
 //     matter of timing, so a body writes only what belongs to its own piece; then the result never
 //     depends on the number of threads.
-//   - `grain` is how many elements are worth waking a thread for. Nobody is woken for less than two
-//     grains, nor for threads < 2: the caller runs the loop alone, and takes no lock.
+//   - Threads that poll for something else may lend themselves: they say so with offer(1), call
+//     help() between looks, which works on the open loop if there is one, and end with offer(-1)
+//     and a last help(). They cost nothing to win over. The team's own threads sleep, and waking
+//     one is dear: `grain` is how many elements are worth it. Nobody is woken for less than two
+//     grains, and nobody is let in for less than two sixteenths of one, nor for threads < 2: then
+//     the caller runs the loop alone, and takes no lock.
 //   - The caller never waits for a thread that has not begun. It works through the pieces itself,
-//     closes the call, and waits only for pieces that others hold. A thread that wakes too late
-//     finds the call closed and sleeps again.
+//     closes the call, and waits only for pieces that others hold. A thread that comes too late
+//     finds the door closed.
 //   - When several callers come at once, the first has the team; the others run their loops alone.
 //     The same holds for a body that calls parallel.
 //   - Threads are made when first needed, block all signals, never touch Python and are never
@@ -53,8 +57,8 @@ static inline void md_pause() {
 #endif
 }
 
-// One loop that is being shared. It lives on the caller's stack: whoever holds a piece has been
-// counted in md_team::working, and the caller does not leave before that count is zero.
+// One loop that is being shared. It lives on the caller's stack: whoever works on it has come in
+// through the door, and the caller does not leave before all of them have left.
 struct md_call {
     ptrdiff_t n, pieces;
     md_body body;
@@ -73,51 +77,87 @@ struct md_call {
 class md_team {
   public:
     void share(ptrdiff_t n, ptrdiff_t grain, int threads, md_body body, void *context) {
-        const ptrdiff_t takers = std::min<ptrdiff_t>(threads, n / grain);
+        const ptrdiff_t lent = lenders.load(std::memory_order_relaxed);
+        const ptrdiff_t with_lent = std::min(n / std::max<ptrdiff_t>(grain / 16, 1), 1 + lent);
+        const ptrdiff_t takers = std::min<ptrdiff_t>(threads, std::max(n / grain, with_lent));
         if (takers < 2 || busy.exchange(true, std::memory_order_acquire)) {
             if (n > 0) body(context, 0, n);
             return;
         }
-        // Four pieces a thread: whoever is late or interrupted leaves its share to the others.
-        md_call call{n, std::min(n, 4 * takers), body, context};
-        open_for(call, int(takers) - 1);
+        // At least four pieces a thread: whoever is late or interrupted leaves its share to others.
+        const ptrdiff_t pieces = std::max(4 * takers, std::min(16 * takers, n / grain));
+        md_call call{n, std::min(n, pieces), body, context};
+        open = &call;
+        door.store(unsigned(takers - 1));
+        wake(std::min(takers, n / grain) - 1 - lenders.load());
         call.work();
         close();
         busy.store(false, std::memory_order_release);
     }
 
-  private:
-    std::atomic<bool> busy{false};       // true: some caller has the team
-    std::atomic<unsigned> calls{0};      // rises with each call, for threads that spin
-    std::atomic<int> working{0};         // threads inside the open call; rises under the mutex
-    std::mutex mutex;                    // guards the three below
-    md_call *open = nullptr;             // the call that threads may still join
-    int places = 0;                      // how many more may join it
-    int size = 0;                        // threads that exist
-    std::condition_variable begin, end;  // a call was opened; the last thread left a call
+    // Who takes an offer back looks at the door once more, and who opens it then looks at the
+    // offers: one of the two sees the other, so nobody is counted on who has gone.
+    void offer(int by) { lenders.fetch_add(by); }
 
-    void open_for(md_call &call, int helpers) {
+    // Work on the loop that is open; false if there was none, or no place.
+    bool help() {
+        md_call *call = join();
+        if (call == nullptr) return false;
+        call->work();
+        leave();
+        return true;
+    }
+
+  private:
+    static constexpr unsigned PLACES = 0xffff, INSIDE = 0x10000;
+
+    std::atomic<bool> busy{false};       // true: some caller has the team
+    std::atomic<int> lenders{0};         // threads that poll, ready to help
+    md_call *open = nullptr;             // what is behind the door; read after coming in
+    std::atomic<unsigned> door{0};       // how many more may come in, and INSIDE for each who has
+    std::atomic<bool> waiting{false};    // true: the caller sleeps until all have left
+    std::mutex mutex;                    // held to go to sleep, and by those who wake sleepers
+    std::condition_variable begin, end;  // the door was opened; the last one has left
+    int size = 0;                        // threads that exist; under the mutex
+
+    void wake(ptrdiff_t helpers) {
+        if (helpers <= 0) return;
         {
             std::lock_guard<std::mutex> lock(mutex);
             while (size < helpers && start()) ++size;
-            open = &call;
-            places = std::min(helpers, size);
-            calls.fetch_add(1, std::memory_order_release);
         }
-        for (int i = 0; i < helpers; ++i) begin.notify_one();
+        for (; helpers > 0; --helpers) begin.notify_one();
+    }
+
+    md_call *join() {
+        unsigned seen = door.load();
+        while (seen & PLACES)
+            if (door.compare_exchange_weak(seen, seen - 1 + INSIDE, std::memory_order_acquire,
+                                           std::memory_order_relaxed))
+                return open;
+        return nullptr;
+    }
+
+    // From here on the call may be gone. The last one out wakes the caller if that sleeps: it
+    // changes `door` before it looks at `waiting`, the caller does the opposite, both in sequential
+    // consistency, so that one of them sees the other.
+    void leave() {
+        if (door.fetch_sub(INSIDE) != INSIDE || !waiting.load()) return;
+        { std::lock_guard<std::mutex> lock(mutex); }
+        end.notify_one();
     }
 
     void close() {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            open = nullptr;
-        }
-        for (int spins = 0; spins < 2000; ++spins) {
-            if (working.load(std::memory_order_acquire) == 0) return;
+        door.fetch_and(~PLACES);
+        const auto empty = [this] { return door.load() == 0; };
+        for (int looks = 0; looks < 2000; ++looks) {
+            if (empty()) return;
             md_pause();
         }
         std::unique_lock<std::mutex> lock(mutex);
-        end.wait(lock, [this] { return working.load(std::memory_order_acquire) == 0; });
+        waiting.store(true);
+        end.wait(lock, empty);
+        waiting.store(false);
     }
 
     // False when the system gives no more threads: the call is then shared by fewer.
@@ -136,23 +176,16 @@ class md_team {
     }
 
     [[noreturn]] void serve() {
-        for (unsigned seen = 0;;) {
+        for (;;) {
             // Loops often come in a row: look out for the next one for some microseconds.
-            for (int spins = 0; spins < 200 && calls.load(std::memory_order_acquire) == seen;
-                 ++spins)
-                md_pause();
-            md_call *call;
-            {
+            md_call *call = nullptr;
+            for (int looks = 0; looks < 200 && (call = join()) == nullptr; ++looks) md_pause();
+            if (call == nullptr) {
                 std::unique_lock<std::mutex> lock(mutex);
-                begin.wait(lock, [this] { return open != nullptr && places > 0; });
-                call = open;
-                --places;
-                working.fetch_add(1, std::memory_order_relaxed);
-                seen = calls.load(std::memory_order_relaxed);
+                begin.wait(lock, [&] { return (call = join()) != nullptr; });
             }
             call->work();
-            std::lock_guard<std::mutex> lock(mutex);
-            if (working.fetch_sub(1, std::memory_order_acq_rel) == 1) end.notify_one();
+            leave();
         }
     }
 };
@@ -172,6 +205,8 @@ static inline void md_team_parallel(ptrdiff_t n, ptrdiff_t grain, int threads, m
                                     void *context) {
     md_the_team->share(n, grain, threads, body, context);
 }
+static inline void md_team_offer(int by) { md_the_team->offer(by); }
+static inline bool md_team_help() { return md_the_team->help(); }
 
 #endif
 #endif

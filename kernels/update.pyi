@@ -13,6 +13,7 @@ def sgd(
     lr: float,
     scale: float,
     weight_decay: Sequence[float],
+    clip: float = ...,
     threads: int = 1,
 ) -> None: ...
 def momentum(
@@ -25,6 +26,7 @@ def momentum(
     nesterov: bool,
     scale: float,
     weight_decay: Sequence[float],
+    clip: float = ...,
     threads: int = 1,
 ) -> None: ...
 def rmsprop(
@@ -39,6 +41,7 @@ def rmsprop(
     epsilon: float,
     scale: float,
     weight_decay: Sequence[float],
+    clip: float = ...,
     threads: int = 1,
 ) -> None: ...
 def adam(
@@ -54,5 +57,6 @@ def adam(
     step: int,
     scale: float,
     weight_decay: Sequence[float],
+    clip: float = ...,
     threads: int = 1,
 ) -> None: ...

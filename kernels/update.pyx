@@ -2,13 +2,13 @@
 
 Every rule takes lists of C-contiguous arrays, float32 or float64, all of one dtype: one array per
 tensor, of the same size in each list. Weights and slots are changed in place. Before the rule sees
-a gradient it is multiplied by `scale` (the 1/n of a mean), and weight_decay[i] * weights[i] is
-added, or left out where weight_decay[i] is 0. Hyperparameters are computed in double precision and
-rounded once to the element type. At most `threads` threads share the work; the result is the same
-for any number of them.
+a gradient it is multiplied by `scale` (the 1/n of a mean), each element is clipped to
+[-clip, clip], and weight_decay[i] * weights[i] is added, or left out where weight_decay[i] is 0.
+Hyperparameters are computed in double precision and rounded once to the element type. At most
+`threads` threads share the work; the result is the same for any number of them.
 
-A TypeError names the array of a wrong type, a ValueError the one of a wrong size or layout, or the
-list of a wrong length. The formulas are in update.h.
+A TypeError names the array of a wrong type, a ValueError the one of a wrong size or layout, the
+list of a wrong length, or a clip that is not above 0. The formulas are in update.h.
 """
 
 cimport numpy as cnp
@@ -21,7 +21,7 @@ from kernels.arrays cimport (
     take_back,
     the_team,
 )
-from libc.math cimport pow
+from libc.math cimport INFINITY, pow, sqrt
 from libcpp.vector cimport vector
 
 from minidist.kernels import team
@@ -37,17 +37,22 @@ cdef extern from "update.h":
     ctypedef struct md_rmsprop "md_rmsprop<double>":
         double lr, decay, rest, momentum, epsilon
     ctypedef struct md_adam "md_adam<double>":
-        double lr, beta1, rest1, beta2, rest2, epsilon, bias1, bias2
+        double beta1, rest1, beta2, rest2, rate, floor
     void md_update[Rule](
-        md_parallel team, const md_table &table, const Rule &rule, double scale,
+        md_parallel team, const md_table &table, const Rule &rule, double scale, double clip,
         const double *decay, int threads,
     ) noexcept nogil
 
 cdef md_parallel parallel = the_team(team.parallel)
 
 
-cdef vector[double] read_decay(str verb, object weight_decay, md_table &table) except *:
+cdef vector[double] read_decay(
+    str verb, object weight_decay, double clip, md_table &table
+) except *:
+    """The weight decay of each tensor; raises where it or the clip is not what it must be."""
     cdef vector[double] decay = weight_decay
+    if not clip > 0:
+        raise ValueError(f"{verb}: clip must be above 0 (infinity: do not clip), got {clip}")
     if decay.size() != table.size.size():
         raise ValueError(
             f"{verb}: weight_decay needs a number for each of the {table.size.size()} tensors, "
@@ -56,38 +61,41 @@ cdef vector[double] read_decay(str verb, object weight_decay, md_table &table) e
     return decay
 
 
-def sgd(weights, gradients, *, double lr, double scale, weight_decay, int threads=1):
+def sgd(
+    weights, gradients, *, double lr, double scale, weight_decay, double clip=INFINITY,
+    int threads=1,
+):
     """Apply w -= lr g."""
     cdef md_table table
     read_table(table, "sgd", [weights, gradients], ["weights", "gradients"], 1)
-    cdef vector[double] decays = read_decay("sgd", weight_decay, table)
+    cdef vector[double] decays = read_decay("sgd", weight_decay, clip, table)
     cdef md_sgd rule = md_sgd(lr)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decays.data(), threads)
+    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def momentum(
     weights, gradients, momenta, *, double lr, double momentum, bint nesterov, double scale,
-    weight_decay, int threads=1,
+    weight_decay, double clip=INFINITY, int threads=1,
 ):
     """Apply m = momentum m + g, then w -= lr m, or with Nesterov w -= lr (g + momentum m)."""
     cdef md_table table
     read_table(
         table, "momentum", [weights, momenta, gradients], ["weights", "momenta", "gradients"], 2
     )
-    cdef vector[double] decays = read_decay("momentum", weight_decay, table)
+    cdef vector[double] decays = read_decay("momentum", weight_decay, clip, table)
     cdef md_momentum rule = md_momentum(lr, momentum, nesterov)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decays.data(), threads)
+    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def rmsprop(
     weights, gradients, squares, momenta, *, double lr, double decay, double momentum,
-    double epsilon, double scale, weight_decay, int threads=1,
+    double epsilon, double scale, weight_decay, double clip=INFINITY, int threads=1,
 ):
     """Apply s = decay s + (1 - decay) g^2, m = momentum m + lr g / sqrt(s + epsilon), w -= m.
 
@@ -98,17 +106,17 @@ def rmsprop(
         table, "rmsprop", [weights, squares, momenta, gradients],
         ["weights", "squares", "momenta", "gradients"], 3,
     )
-    cdef vector[double] decays = read_decay("rmsprop", weight_decay, table)
+    cdef vector[double] decays = read_decay("rmsprop", weight_decay, clip, table)
     cdef md_rmsprop rule = md_rmsprop(lr, decay, 1 - decay, momentum, epsilon)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decays.data(), threads)
+    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def adam(
     weights, gradients, firsts, seconds, *, double lr, double beta1, double beta2, double epsilon,
-    Py_ssize_t step, double scale, weight_decay, int threads=1,
+    Py_ssize_t step, double scale, weight_decay, double clip=INFINITY, int threads=1,
 ):
     """Apply algorithm 1 of Kingma and Ba, "Adam: a method for stochastic optimization" (2015).
 
@@ -121,12 +129,12 @@ def adam(
         table, "adam", [weights, firsts, seconds, gradients],
         ["weights", "firsts", "seconds", "gradients"], 3,
     )
-    cdef vector[double] decays = read_decay("adam", weight_decay, table)
+    cdef vector[double] decays = read_decay("adam", weight_decay, clip, table)
+    cdef double bias1 = 1 - pow(beta1, <double> step), bias2 = 1 - pow(beta2, <double> step)
     cdef md_adam rule = md_adam(
-        lr, beta1, 1 - beta1, beta2, 1 - beta2, epsilon,
-        1 - pow(beta1, <double> step), 1 - pow(beta2, <double> step),
+        beta1, 1 - beta1, beta2, 1 - beta2, lr * sqrt(bias2) / bias1, epsilon * sqrt(bias2)
     )
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, decays.data(), threads)
+    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
     take_back(state)

@@ -74,14 +74,18 @@ if _TYPE_CHECKING:
     from minidist import data, metrics, models, nn, optim
     from minidist.checkpoint import load, save
     from minidist.padding import Padded, pad
+    from minidist.staging import StagingArea
     from minidist.summary import SummaryWriter
+    from minidist.train_dir import TrainDir
 
 _install_default_strategy()
 
 # What not every program uses is imported when it is first asked for.
 _LATER = {
     "Padded": "minidist.padding",
+    "StagingArea": "minidist.staging",
     "SummaryWriter": "minidist.summary",
+    "TrainDir": "minidist.train_dir",
     "data": "minidist.data",
     "load": "minidist.checkpoint",
     "metrics": "minidist.metrics",
@@ -121,10 +125,12 @@ __all__ = [
     "ReduceOp",
     "ReplicaDeviceMap",
     "SingleDeviceMap",
+    "StagingArea",
     "Strategy",
     "SummaryWriter",
     "SyncOnReadVariable",
     "Tensor",
+    "TrainDir",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",

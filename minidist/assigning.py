@@ -13,6 +13,7 @@ import numpy as np
 from minidist import context, tape
 from minidist.creation import VariableAggregation
 from minidist.device import Device
+from minidist.dtypes import as_array, kind
 from minidist.errors import MergeMismatchError, ShapeError, UsageError
 from minidist.tensor import Tensor, to_device
 from minidist.values import DistributedValues, Mirrored, local_results
@@ -29,6 +30,13 @@ def put(copies: Sequence[Copy], change: Change, value: Any) -> None:
         results = [change(copy, value) for copy in copies]
     for copy, result in zip(copies, results, strict=True):
         copy.write(result)
+
+
+def follow(copies: Sequence[Copy], mean: Tensor, momentum: float) -> None:
+    """Let a moving average take in a mean over all replicas."""
+    new = copies[0].tensor * momentum + mean * (1 - momentum)
+    for copy in copies:
+        copy.write(new)
 
 
 def assigned(copy: Copy, value: Any) -> Tensor:
@@ -62,13 +70,13 @@ def fitting(copy: Copy, value: Any) -> Tensor:
 def _cast(copy: Copy, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array in the copy's dtype, if it is of its kind and, of integers, in its range."""
     dtype = copy.array.dtype
-    if array.dtype.kind not in "biuf":
+    if kind(array.dtype) not in "biuf":
         raise UsageError(
             f"variable {copy.name!r} cannot be assigned {array.dtype}; give numbers or booleans"
         )
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         return array
-    cast = array.astype(dtype)
+    cast = as_array(array, dtype)
     if dtype.kind in "iu" and not np.array_equal(cast, array):
         raise UsageError(
             f"variable {copy.name!r} is {dtype} and cannot hold {array!r}; give it a wider dtype"
@@ -136,7 +144,7 @@ def _aggregate(strategy: Any, variable: Any, change: Any, value: Any) -> None:
             "it meant once, or once for each replica? Make a value in each replica, or use MEAN or "
             "ONLY_FIRST_REPLICA"
         )
-    put(variable.copies, change, value)
+    variable.reader.change(variable.copies, change, value)
 
 
 def _name(given: Any) -> str:

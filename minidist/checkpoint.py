@@ -8,6 +8,7 @@ where the random numbers are.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 
 from minidist import context, tensor_file
 from minidist.errors import ContextError, DataError
-from minidist.optim import Optimizer
-from minidist.state import Part, by_key, copies_of, slots_of, state_dict, variables_of
+from minidist.optim import LossScale, Optimizer
+from minidist.state import Part, by_key, copies_of, held_by_key, slots_of, taken_out, variables_of
 from minidist.tensor_file import TensorFile, is_natural
 from minidist.variable import Variable
+from minidist.variable_mgr.held import Kept
 
 FORMAT = 1
 METADATA = "minidist"  # what our JSON is called in the file's metadata
@@ -35,12 +37,20 @@ class Keys(NamedTuple):
     unexpected: tuple[str, ...]
 
 
-def save(path: str | os.PathLike[str], variables: Any, optimizer: Optimizer | None = None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    variables: Any,
+    optimizer: Optimizer | None = None,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Save a training as one file: variables, an optimizer's slots and iterations, step and seed.
 
     variables: a Variable, a model or whatever else has `variables`, or a sequence of such.
     Call it outside run, or inside merge_call. One value of each variable is saved, and under
-    `independent` each replica's. An optimizer's hyperparameters are not saved.
+    `independent` each replica's; beside them what the policy holds from step to step. An
+    optimizer's hyperparameters are not saved.
+    metadata: further texts that shall stand in the file's metadata.
 
     Whenever the process or the machine stops, the file at `path` is the old one or the new one.
     Raises UsageError (a ValueError) for two variables of one name and for a dtype that the format
@@ -48,6 +58,8 @@ def save(path: str | os.PathLike[str], variables: Any, optimizer: Optimizer | No
     """
     everything = variables_of(variables)
     strategy = _strategy(everything, "save")
+    if optimizer is not None:
+        optimizer.require_whole_step("saved")
     slots = slots_of(everything, optimizer)
     seed, draws = context.random_state()
     about = _About(copies_of(everything), strategy.step, seed, draws)
@@ -55,8 +67,11 @@ def save(path: str | os.PathLike[str], variables: Any, optimizer: Optimizer | No
         about.optimizer = type(optimizer).__name__
         about.slots = [slot.name for slot in slots]
         about.iterations = [optimizer.iterations_at(place) for place in range(_models(strategy))]
+        if optimizer.loss_scale is not None:
+            about.loss_scale = optimizer.loss_scale.state
+    arrays, about.held = taken_out(everything + slots)
     text = json.dumps({"format": FORMAT, **asdict(about)})
-    tensor_file.write(Path(path), state_dict(everything + slots), {METADATA: text})
+    tensor_file.write(Path(path), arrays, {**(metadata or {}), METADATA: text})
 
 
 def load(
@@ -70,8 +85,9 @@ def load(
 
     All replicas get the saved value. Of a file saved under `independent`, another policy takes
     replica 0's, and `independent` gives each replica its own where there is one, else replica 0's.
-    Without an optimizer the file's slots are left alone. The strategy goes on from the saved step,
-    and random numbers from the saved seed (a safetensors file of another program has neither).
+    Without an optimizer the file's slots are left alone, and so is what another policy held: what
+    this one holds starts anew then. The strategy goes on from the saved step, and random numbers
+    from the saved seed (a safetensors file of another program has neither).
 
     All is read and checked before anything changes, also by the checksum that `save` has put into
     the file. Raises DataError for a file that is missing or damaged, whose arrays have other shapes
@@ -84,18 +100,28 @@ def load(
         saved = _about(file)
         everything += slots_of(everything, optimizer, file.entries)
         wanted = by_key(everything, saved.copies)
+        held = held_by_key(everything)
+        variable_of = {key: alike[0].variable for key, alike in wanted.items()}
+        variable_of |= {key: variable for key, (variable, _) in held.items() if key in saved.held}
         keys = _differences(file, saved, wanted, optimizer)
-        _check(file, saved, wanted, optimizer, keys if strict else Keys((), ()))
+        _check(file, saved, variable_of, optimizer, keys if strict else Keys((), ()))
         arrays = file.read(
-            {key: alike[0].variable.dtype for key, alike in wanted.items() if key in file.entries}
+            {key: variable.dtype for key, variable in variable_of.items() if key in file.entries}
         )
-    for key, array in arrays.items():
-        for part in wanted[key]:
-            part.put_back(array)
+    for key, alike in wanted.items():
+        if key in arrays:
+            for part in alike:
+                part.put_back(arrays[key])
+    for key, (variable, kind) in held.items():
+        if variable.name in arrays:
+            there = key in saved.held
+            kind.put_back(variable, Kept(arrays.get(key), saved.held[key]) if there else None)
     if optimizer is not None and saved.iterations:
         counts = saved.iterations[: _models(strategy)]
         counts += counts[:1] * (strategy.num_replicas - len(counts))
         optimizer.restore_iterations(counts)
+    if optimizer is not None and optimizer.loss_scale is not None and saved.loss_scale:
+        optimizer.loss_scale.restore(saved.loss_scale)
     if saved.step is not None and saved.seed is not None:
         strategy.step = saved.step
         context.set_random_state(saved.seed, saved.draws)
@@ -135,6 +161,8 @@ class _About:
     optimizer: str | None = None
     slots: list[str] = field(default_factory=list)
     iterations: list[int] = field(default_factory=list)  # of each model, if of an optimizer
+    loss_scale: dict[str, float] | None = None
+    held: dict[str, float] = field(default_factory=dict)  # what the policy held, with its factors
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {
@@ -149,7 +177,13 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "optimizer": lambda said: said is None or isinstance(said, str),
     "slots": lambda said: isinstance(said, list) and all(isinstance(slot, str) for slot in said),
     "iterations": lambda said: isinstance(said, list) and all(map(is_natural, said)),
+    "loss_scale": lambda said: said is None or LossScale.fits(said),
+    "held": lambda said: isinstance(said, dict) and all(map(_is_number, said.values())),
 }
+
+
+def _is_number(said: Any) -> bool:
+    return isinstance(said, int | float) and math.isfinite(said)
 
 
 def _about(file: TensorFile) -> _About:
@@ -190,7 +224,7 @@ def _differences(
     missing = [key for key in wanted if key not in file.entries]
     if optimizer is not None and not saved.iterations:
         missing.append(ITERATIONS)
-    left_alone = frozenset(saved.slots if optimizer is None else ())
+    left_alone = {*saved.held, *(saved.slots if optimizer is None else ())}
 
     def known(key: str) -> bool:
         replica = REPLICA.search(key)
@@ -202,12 +236,16 @@ def _differences(
 
 
 def _check(
-    file: TensorFile, saved: _About, wanted: Wanted, optimizer: Optimizer | None, keys: Keys
+    file: TensorFile,
+    saved: _About,
+    variable_of: Mapping[str, Variable],
+    optimizer: Optimizer | None,
+    keys: Keys,
 ) -> None:
     """Raise one DataError about all arrays that do not fit, and about these keys."""
     wrong = []
-    for key, alike in wanted.items():
-        entry, variable = file.entries.get(key), alike[0].variable
+    for key, variable in variable_of.items():
+        entry = file.entries.get(key)
         if entry and (entry.dtype, entry.shape) != (variable.dtype.name, variable.shape):
             wrong.append(
                 f"{key!r} is {entry.dtype}{list(entry.shape)} there and "

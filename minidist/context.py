@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from minidist.device import Device, get
+from minidist.dtypes import as_dtype, kind
 from minidist.errors import ContextError, UsageError
 
 
@@ -50,6 +51,7 @@ class Frame(NamedTuple):
     name_scope: str = ""  # "" or "outer/inner/"
     creators: tuple[Any, ...] = ()  # variable creators, innermost last
     dtype: np.dtype[Any] = np.dtype(np.float32)  # what Python's floats become
+    newest: bool = False  # replicas read variables as they are, where a policy gives older values
     scope: entered | None = None  # the scope that was entered to get here, in this thread
     outer: Frame | None = None  # the frame it will put back
 
@@ -252,8 +254,8 @@ def default_dtype(dtype: Any) -> entered:
 
     Without it they become float32. Raises UsageError (a ValueError) for no floating-point dtype.
     """
-    chosen = np.dtype(dtype)
-    if chosen.kind != "f":
+    chosen = as_dtype(dtype)
+    if kind(chosen) != "f":
         raise UsageError(f"the default dtype is that of floats; it cannot be {chosen}")
     return entered(dtype=chosen)
 

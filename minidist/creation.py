@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist import context
+from minidist import context, dtypes
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.structure import leaf
 from minidist.tensor import Tensor
@@ -187,15 +187,15 @@ def as_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, Tensor):
         value = value.numpy()
     try:
-        array = np.asarray(value, dtype)
-        whole = array.dtype.kind in "iu" and np.asarray(value).dtype.kind == "f"
+        array = dtypes.as_array(value, dtype)
+        whole = array.dtype.kind in "iu" and dtypes.kind(np.asarray(value).dtype) == "f"
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"no variable can start from {value!r}: {error}") from None
     if whole and not np.array_equal(array, value):
         raise UsageError(f"a variable of {array.dtype} cannot start from {value!r}; round it first")
     if dtype is None and not hasattr(value, "dtype") and array.dtype == np.float64:
-        array = array.astype(context.frame().dtype)
-    if array.dtype.kind not in "biuf":
+        array = dtypes.as_array(array, context.frame().dtype)
+    if dtypes.kind(array.dtype) not in "biuf":
         raise UsageError(
             f"no variable can start from {value!r}, {array.dtype}; give numbers or booleans"
         )

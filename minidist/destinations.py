@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidist.device import Device, devices, host
+from minidist.dtypes import kind
 from minidist.errors import UsageError
 from minidist.indexed_slices import IndexedSlices
 from minidist.structure import map_leaves
@@ -106,6 +107,6 @@ def as_placeable(value: Any, verb: str) -> Tensor | IndexedSlices:
         tensor = value.read()
         return Tensor(tensor.device.ops.copy(tensor.array), tensor.device)
     array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
+    if kind(array.dtype) not in "biuf":
         raise UsageError(f"{verb}: {value!r} is not a number or array of numbers")
     return Tensor(host().copy_in(array.astype(array.dtype.newbyteorder("="), copy=False)), host())

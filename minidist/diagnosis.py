@@ -36,6 +36,13 @@ def names(replicas: Sequence[int]) -> str:
 
 def waiting(run: Run, waited: float) -> str:
     """Report on replicas that have waited for others for some seconds."""
+    merging = run.merging
+    if merging is not None:
+        return (
+            f"all replicas wait since {waited:.1f} s for the merge function of merge_call number "
+            f"{run.meetings_of[merging]} (the deadline is {run.deadline:g} s), which replica "
+            f"{merging} runs. It is now at\n{stack(run.workers[merging].thread)}"
+        )
     here, gone = _here(run), _gone(run)
     missing = [i for i in range(run.n) if i not in {*here, *gone}]
     lines = [

@@ -37,6 +37,10 @@ class HangError(MinidistError, TimeoutError):
     """A peer did not arrive within the deadline."""
 
 
+class ClosedError(MinidistError, RuntimeError):
+    """What was closed takes nothing in any more, and nothing is left in it."""
+
+
 class ForkError(MinidistError, RuntimeError):
     """The process was forked after replica threads had started."""
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.random import HostArray, Stream
+from minidist.dtypes import HostArray
+from minidist.random import Stream
 
 Initializer = Callable[[Sequence[int], Any, Stream], HostArray]
 

@@ -10,6 +10,9 @@ momentum^k, divided by the sum of these weights. That is the formula above with
     momentum·(1 − momentum^(t−1))/(1 − momentum^t)      in update t = 1, 2, …
 
 in the place of momentum, and needs no further state (Kingma and Ba 2015, section 3, solved for v).
+
+With `staged_vars` an average follows one step late, through its delta area (see
+variable_mgr/staged.py). One with `updates` is written at once: its first updates replace it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist import context
-from minidist.assigning import fitting
+from minidist.assigning import fitting, follow
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.structure import leaf
 from minidist.sync_on_read import SyncOnReadVariable
@@ -114,6 +117,7 @@ def _average(_: Any, shares: Any) -> None:
         copy = variable.copies[0]
         parts = [fitting(copy, share.values[i]) * share.count for share in given if share.count]
         mean = sum(parts[1:], parts[0]) * (1 / total)
-        new = copy.tensor * momentum + mean * (1 - momentum)
-        for copy in variable.copies:
-            copy.write(new)
+        if first.updates is None:
+            variable.reader.follow(variable.copies, mean, momentum)
+        else:
+            follow(variable.copies, mean, momentum)

@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist import context
 from minidist.device import Device
+from minidist.dtypes import as_dtype
 from minidist.errors import ContextError, ShapeError, StructureError, UsageError
 from minidist.regrouping import line_up, regroup
 from minidist.structure import describe, fill, leaves, node
@@ -48,7 +49,7 @@ class Padded(NamedTuple):
             1 if size == padded else padded
             for size, padded in zip(self.sizes, value.shape, strict=True)
         ]
-        array = np.zeros(shape, value.dtype if dtype is None else dtype)
+        array = np.zeros(shape, value.dtype if dtype is None else as_dtype(dtype))
         array[tuple(slice(size) for size in self.sizes)] = 1
         return Tensor(value.device.copy_in(array), value.device)
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from minidist import context
 from minidist.device.ops import Words
+from minidist.dtypes import HostArray, as_array
 from minidist.kernels import layer as kernel
-
-HostArray = np.ndarray[Any, Any]
 
 seed = context.seed
 
@@ -40,13 +39,14 @@ class Stream:
         self, shape: Sequence[int], dtype: Any = np.float32, low: float = 0.0, high: float = 1.0
     ) -> HostArray:
         """Evenly distributed between `low` and `high`."""
-        return (low + (high - low) * self._unit(prod(shape))).reshape(shape).astype(dtype)
+        values = low + (high - low) * self._unit(prod(shape))
+        return as_array(values.reshape(shape), dtype)
 
     def normal(
         self, shape: Sequence[int], dtype: Any = np.float32, mean: float = 0.0, stddev: float = 1.0
     ) -> HostArray:
         """Normally distributed."""
-        return (mean + stddev * self._normal(prod(shape))).reshape(shape).astype(dtype)
+        return as_array((mean + stddev * self._normal(prod(shape))).reshape(shape), dtype)
 
     def truncated_normal(
         self, shape: Sequence[int], dtype: Any = np.float32, mean: float = 0.0, stddev: float = 1.0
@@ -60,7 +60,7 @@ class Stream:
         while len(far):
             values[far] = self._normal(len(far))
             far = far[np.abs(values[far]) > 2]
-        return (mean + stddev * values).reshape(shape).astype(dtype)
+        return as_array((mean + stddev * values).reshape(shape), dtype)
 
     def _unit(self, count: int) -> HostArray:
         """Return `count` float64 in [0, 1).

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minidist import indexed_slices, ops
+from minidist import dtypes, indexed_slices, ops
 from minidist.comm import Communicator, allocate_row
 from minidist.destinations import (
     as_placeable,
@@ -92,12 +92,13 @@ class _Term:
     """A leaf of which the replicas' tensors are to be summed.
 
     scale: the factor of the sum, taken in the same pass. after: that of an integer sum, which is
-    made floating point first.
+    made floating point first. dtype: what the sum is rounded to at the end, if not its own.
     """
 
     parts: Sequence[Tensor]
     scale: float = 1.0
     after: float | None = None
+    dtype: Any = None
 
 
 class _Reduction:
@@ -193,7 +194,7 @@ class _Reduction:
         return (
             self._axis is None
             and isinstance(value, Tensor | IndexedSlices)
-            and value.dtype.kind in kinds
+            and dtypes.kind(value.dtype) in kinds
         )
 
     # --- leaves that are done at once
@@ -220,7 +221,11 @@ class _Reduction:
         counts = [1] * len(parts)
         if all(part.dtype == bool for part in parts):  # they count as 0 and 1
             parts = [ops.cast(part, "int64") for part in parts]
+        narrow = None
         if self._axis is not None:
+            if all(dtypes.is_narrow(part.dtype) and part.dtype == parts[0].dtype for part in parts):
+                narrow = parts[0].dtype  # and float32 until all is added up
+                parts = [ops.cast(part, "float32") for part in parts]
             counts = [_length(part, self._axis) for part in parts]
             parts = [ops.reduce_sum(part, self._axis) for part in parts]
         shape, dtype = parts[0].shape, parts[0].dtype
@@ -234,9 +239,10 @@ class _Reduction:
         factor = 1.0 if self._op is ReduceOp.SUM else 1 / count if count else 0.0
         after = factor if self._op is ReduceOp.MEAN and dtype.kind in "iu" else None
         if len(parts) > 1:
-            return _Term(parts, factor if after is None else 1.0, after), devices
+            return _Term(parts, factor if after is None else 1.0, after, narrow), devices
         only = ops.cast(parts[0], "float64") if after is not None else parts[0]
-        return place(only if factor == 1 else only * factor, devices), devices
+        total = only if factor == 1 else only * factor
+        return place(total if narrow is None else ops.cast(total, narrow), devices), devices
 
     def _sum(self, terms: Sequence[_Term], devices: Devices, scale: float) -> Iterator[Any]:
         """Sum all terms in one pass, to all devices."""
@@ -250,6 +256,8 @@ class _Reduction:
             totals = [Tensor(array, d) for array, d in zip(arrays, devices, strict=True)]
             if term.after is not None:
                 totals = [ops.cast(total, "float64") * term.after for total in totals]
+            if term.dtype is not None:
+                totals = [ops.cast(total, term.dtype) for total in totals]
             yield mirrored(totals, devices)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist import context
 from minidist.device.base import Array
+from minidist.dtypes import kind
 from minidist.errors import ContextError, MergeMismatchError
 from minidist.indexed_slices import IndexedSlices
 from minidist.structure import fill, leaves, map_leaves
@@ -77,7 +78,7 @@ class Replica:
     def _noted(self, leaf: int, brought: _Brought, result: Any) -> Any:
         """Return a leaf's result, once tapes have noted how it came from what was brought."""
         value = brought.value
-        if not isinstance(value, Tensor) or value.dtype.kind != "f":
+        if not isinstance(value, Tensor) or kind(value.dtype) != "f":
             return result
 
         def backward(dy: Array, _: Sequence[bool]) -> list[Array]:

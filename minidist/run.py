@@ -13,7 +13,8 @@ How a run ends
   3. A replica finishes, or meets for something else, while another waits for it: a
      MergeMismatchError, which then ends the run as in 2.
   4. Replicas wait for one that does not come: a report after `report_after` seconds, a HangError
-     after `deadline` seconds, counted from the first arrival.
+     after `deadline` seconds, counted from the first arrival. So they do for one that does not come
+     out of a merge function, counted from when all had met; a run nested in it has its own count.
   5. KeyboardInterrupt, or what another signal handler raises, in the calling thread: as in 2.
 """
 
@@ -80,7 +81,9 @@ class Run:
         self.workers: Sequence[Worker] = ()
         self._results: list[Any] = [None] * self.n
         self.meetings_of = [0] * self.n  # how many meetings each has come to
-        self._first_arrival: float | None = None
+        self.merging: int | None = None  # the replica that runs a merge function for all
+        self._waits_since: float | None = None  # when the first replica began to wait
+        self._nested = 0  # runs that a merge function is making
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._called_off = False  # the caller has failed: replicas that have not begun do not
@@ -96,12 +99,15 @@ class Run:
     def __call__(self, pool: Pool) -> Any:
         # What is set in context variables (NumPy's errstate is one) goes along, and not back.
         jobs = [partial(contextvars.copy_context().run, self._replica, i) for i in range(self.n)]
+        parent: Run | None = self._caller.run  # where this run is nested in a merge function
+        if parent is not None:
+            parent._nested += 1
         try:
             self.workers = pool.take(self.n)
             try:
                 for worker, job in zip(self.workers, jobs, strict=True):
                     worker.post(job)
-                self._watch()
+                self._watch(parent)
             except BaseException as failure:  # Ctrl-C, a hang, or a run around this one ended
                 self._fail(failure, None)
                 self._called_off = True
@@ -111,6 +117,9 @@ class Run:
                 self._abandon()
         finally:
             self._over = True
+            if parent is not None:
+                parent._nested -= 1
+                parent._waits_since = time.monotonic()
             self._give_back(pool)
         if self._failure is not None:
             try:
@@ -119,9 +128,8 @@ class Run:
                 self._failure = None  # its traceback refers to this run: no circle
         return regroup(self._results, devices=self._devices, numbers_are_shared=False)
 
-    def _watch(self) -> None:
+    def _watch(self, parent: Run | None) -> None:
         """Wait until all have ended or one has failed. Between two waits Python handles signals."""
-        parent = self._caller.run  # where this run is nested in a merge function of another
         reported: float | None = None
         while not self._ended.wait(1, TICK):
             if self._failure is not None:
@@ -133,8 +141,8 @@ class Run:
                 raise HangError(
                     f"the threads of {diagnosis.names(dead)} were ended from outside the run"
                 )
-            since = self._first_arrival
-            if since is None:
+            since = self._waits_since
+            if since is None or self._nested:
                 continue
             waited = time.monotonic() - since
             if waited > self.deadline:
@@ -184,6 +192,7 @@ class Run:
                 name_scope=f"{caller.name_scope}replica_{i}/" if i else caller.name_scope,
                 creators=caller.creators,
                 dtype=caller.dtype,
+                newest=caller.newest,
             )
         )
         try:
@@ -224,8 +233,8 @@ class Run:
 
     def _finish(self, i: int) -> None:
         """Note that replica `i` has returned, which the others must do too."""
-        if self._first_arrival is None and self.n > 1:
-            self._first_arrival = time.monotonic()  # the end of a run is a meeting too
+        if self._waits_since is None and self.n > 1:
+            self._waits_since = time.monotonic()  # the end of a run is a meeting too
         self._leave(i)
         if self.rendezvous.broken:
             raise diagnosis.unequal(self)
@@ -247,14 +256,16 @@ class Run:
         """Meet the other replicas; the last to arrive merges."""
         rendezvous = self.rendezvous
         self.meetings_of[i] += 1
-        if self._first_arrival is None:
-            self._first_arrival = time.monotonic()
-        if rendezvous.stopped:
-            raise Stopped
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        self.check()
         meeting = rendezvous.arrive(i, (fn, args, kwargs, frame))
         if meeting == 0:
-            self._first_arrival = None  # nobody is missing any more
+            self.merging = i
+            self._waits_since = time.monotonic() if self.n > 1 else None  # who is alone waits not
             result = self._merge(rendezvous.payloads)
+            self.check()
+            self.merging = self._waits_since = None
             rendezvous.open(result)
             if not self._concurrent:
                 self._turn.advance()
@@ -266,11 +277,15 @@ class Run:
             if not self._concurrent:
                 self._turn.advance()
             result = rendezvous.wait(meeting)
-            if rendezvous.stopped:
-                raise Stopped
+            self.check()
         if not self._concurrent:
             self._take_turn(i, self.meetings_of[i])
         return None if result is None else select_replica(i, result)
+
+    def check(self) -> None:
+        """End the calling replica if the run has ended without it: it must not write any more."""
+        if self.rendezvous.stopped:
+            raise Stopped
 
     def _merge(self, payloads: Sequence[Any]) -> Any:
         """Run the merge function of replica 0 on everybody's arguments."""
@@ -288,10 +303,10 @@ class Run:
                 if payload[0] is not fn:
                     diagnosis.check_same(self, [each[0] for each in payloads])
                     break
-            if args or kwargs:
-                args, kwargs = regroup(
-                    [(payload[1], payload[2]) for payload in payloads], devices=self._devices
-                )
+            if any([payload[1] for payload in payloads]):
+                args = regroup([payload[1] for payload in payloads], devices=self._devices)
+            if any([payload[2] for payload in payloads]):
+                kwargs = regroup([payload[2] for payload in payloads], devices=self._devices)
             return fn(self.strategy, *args, **kwargs)
         except Stopped:
             raise
@@ -308,9 +323,8 @@ class Run:
 
     def _take_turn(self, i: int, meetings: int) -> None:
         self._turn.wait(meetings * self.n + i)
-        self._first_arrival = time.monotonic()  # from now on the others wait for this one
-        if self.rendezvous.stopped:
-            raise Stopped
+        self._waits_since = time.monotonic()  # from now on the others wait for this one
+        self.check()
 
     # --- failures
 

@@ -4,14 +4,15 @@
     w/replica_1        replica 1's own value, where that is not one for all: under `independent`,
                        or synchronized ON_READ without an aggregation; w is replica 0's then
     w/Momentum …       what an optimizer keeps beside it is a variable too
+    w/staged …         what the policy holds from step to step; see variable_mgr/held.py
 
-Names say nothing of policy and number of replicas, so any strategy can go on from any other's
-state.
+Other names say nothing of policy and number of replicas, so any strategy can go on from any
+other's state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,13 @@ import numpy as np
 
 from minidist import tensor_file
 from minidist.creation import VariableAggregation, VariableSynchronization
+from minidist.dtypes import kind
 from minidist.errors import UsageError
 from minidist.optim import Optimizer
 from minidist.tensor import Tensor
 from minidist.tensor_file import HostArray
 from minidist.variable import Variable
+from minidist.variable_mgr.held import Held
 
 
 def state_dict(variables: Any, optimizer: Optimizer | None = None) -> dict[str, HostArray]:
@@ -33,9 +36,25 @@ def state_dict(variables: Any, optimizer: Optimizer | None = None) -> dict[str, 
     ValueError) where two have the same name.
     """
     everything = variables_of(variables)
-    everything += slots_of(everything, optimizer)
-    named = by_key(everything, copies_of(everything))
-    return {key: alike[0].take_out() for key, alike in named.items()}
+    arrays, _ = taken_out(everything + slots_of(everything, optimizer))
+    return arrays
+
+
+def taken_out(variables: Sequence[Variable]) -> tuple[dict[str, HostArray], dict[str, float]]:
+    """Return copies of the arrays of a state, and the names of what is held with their factors.
+
+    Of these some may have no array; see variable_mgr.held.Kept.
+    """
+    named = by_key(variables, copies_of(variables))
+    arrays = {key: alike[0].take_out() for key, alike in named.items()}
+    factors = {}
+    for key, (variable, held) in held_by_key(variables).items():
+        kept = held.take_out(variable)
+        if kept is not None:
+            factors[key] = kept.factor
+            if kept.array is not None:
+                arrays[key] = kept.array
+    return arrays, factors
 
 
 def variables_of(what: Any) -> tuple[Variable, ...]:
@@ -74,7 +93,7 @@ def slots_of(
     return tuple(
         optimizer.slot(variable, slot)
         for variable in variables
-        if variable.dtype.kind == "f"
+        if kind(variable.dtype) == "f"
         for slot in optimizer.slots
         if variable.trainable
         or optimizer.has_slots(variable)
@@ -127,13 +146,23 @@ def copies_of(variables: Iterable[Variable]) -> int:
     return max(len(_parts(variable)) for variable in variables)
 
 
-def by_key(variables: Iterable[Variable], copies: int) -> dict[str, list[Part]]:
+def held_by_key(variables: Iterable[Variable]) -> dict[str, tuple[Variable, Held]]:
+    """Return by its name in a state what the policy may hold beside each variable."""
+    return {
+        f"{variable.name}/{held.suffix}": (variable, held)
+        for variable in variables
+        for held in variable.strategy.variable_mgr.held
+    }
+
+
+def by_key(variables: Collection[Variable], copies: int) -> dict[str, list[Part]]:
     """Return all parts by their names in a state that has so many copies.
 
     Raises UsageError (a ValueError) where a name would mean two things, and for what a file cannot
     hold.
     """
     found: dict[str, list[Part]] = {}
+    held = held_by_key(variables)
     for variable in variables:
         if variable.name == tensor_file.METADATA:
             raise UsageError(f"{variable!r} cannot be saved: the format reserves its name")
@@ -143,9 +172,12 @@ def by_key(variables: Iterable[Variable], copies: int) -> dict[str, list[Part]]:
             )
         for part in _parts(variable):
             alike = found.setdefault(part.key(copies), [])
-            if alike and alike[0].variable is not variable:
+            other = alike[0].variable if alike else variable
+            if part.key(copies) in held:
+                other = held[part.key(copies)][0]
+            if other is not variable:
                 raise UsageError(
-                    f"the name {part.key(copies)!r} would mean both {alike[0].variable!r} and "
+                    f"the name {part.key(copies)!r} would mean both {other!r} and "
                     f"{variable!r}; give each its own, for instance by md.name_scope where it is "
                     "created"
                 )

@@ -24,6 +24,7 @@ from minidist.device import Device
 from minidist.device import devices as parse_devices
 from minidist.errors import ContextError, UsageError
 from minidist.input import DistributedDataset, InputContext, deal, sources, split
+from minidist.patience import DEADLINE, REPORT_AFTER
 from minidist.pool import Pool
 from minidist.reduction import ReduceOp
 from minidist.run import Run
@@ -33,8 +34,6 @@ from minidist.values import local_results
 from minidist.variable import Variable
 from minidist.variable_mgr import PolicyOptions, VariableMgr, make
 
-REPORT_AFTER = 5.0  # seconds; decision: a missing peer is reported after this
-DEADLINE = 60.0  # seconds; and is an error after this, or ten times the longest run
 
 
 class Strategy:
@@ -182,6 +181,7 @@ class Strategy:
     def close(self) -> None:
         """End the replicas' threads and give BLAS its threads back. Closing twice is fine."""
         self._pool.close()
+        self.variable_mgr.close()
         release_blas(self._pool)
         self._limited = False
 

@@ -10,7 +10,9 @@ from minidist import context
 from minidist.assigning import Change, assigned, fitting, put
 from minidist.creation import VariableAggregation
 from minidist.device import Device
+from minidist.dtypes import kind
 from minidist.errors import UsageError
+from minidist.ops.shape import at_least_float32, cast
 from minidist.tape import stop_recording
 from minidist.tensor import Tensor, to_device
 from minidist.variable import Variable
@@ -41,16 +43,16 @@ class SyncOnReadVariable(Variable):
     @staticmethod
     def check(name: str, dtype: np.dtype[Any], aggregation: VariableAggregation) -> None:
         """Raise TypeError where copies of this dtype cannot be aggregated so."""
-        if dtype.kind not in {MEAN: "f", SUM: "fiu"}.get(aggregation, dtype.kind):
+        if kind(dtype) not in {MEAN: "f", SUM: "fiu"}.get(aggregation, kind(dtype)):
             raise TypeError(
                 f"variable {name!r} is {dtype} and synchronized ON_READ, which has no "
                 f"{aggregation.name}; give it a floating-point dtype, or another aggregation"
             )
 
     def _read_for_all(self, device: Device) -> Tensor:
-        total = self.copies[0].tensor
+        first = self.copies[0].tensor
         if len(self.copies) == 1 or self.aggregation is FIRST:
-            return total
+            return first
         if self.aggregation is NONE:
             raise UsageError(
                 f"variable {self.name!r} has {len(self.copies)} copies, each a replica's own, and "
@@ -59,9 +61,12 @@ class SyncOnReadVariable(Variable):
                 "ONLY_FIRST_REPLICA"
             )
         with stop_recording():
+            total = at_least_float32(first)
             for copy in self.copies[1:]:
-                total = total + to_device(copy.tensor, total.device)
-            return total * (1 / len(self.copies)) if self.aggregation is MEAN else total
+                total = total + at_least_float32(to_device(copy.tensor, first.device))
+            if self.aggregation is MEAN:
+                total = total * (1 / len(self.copies))
+            return total if total.dtype == self.dtype else cast(total, self.dtype)
 
     def _assign_in_replica(
         self, replica: context.ReplicaContext, change: Change, value: Any
@@ -84,7 +89,7 @@ class SyncOnReadVariable(Variable):
 
 def _share(whole: np.ndarray[Any, Any], i: int, n: int) -> np.ndarray[Any, Any]:
     """Return part i of n that add up to `whole`: equal, but for the rest of integers."""
-    if whole.dtype.kind == "f":
+    if kind(whole.dtype) == "f":
         return np.asarray(whole / n)
     quotient, rest = np.divmod(whole, n)
     return np.asarray(quotient + (i < rest), whole.dtype)

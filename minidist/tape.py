@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import optree
 
 from minidist.device.base import Array
+from minidist.dtypes import kind
 from minidist.errors import ContextError, ShapeError
 from minidist.indexed_slices import IndexedSlices, concatenate
 from minidist.tensor import Tensor
@@ -174,7 +175,7 @@ class GradientTape:
             raise TypeError(
                 f"gradient: the target is a {type(target).__name__}; it must be one Tensor"
             )
-        if target.dtype.kind != "f":
+        if kind(target.dtype) != "f":
             raise ShapeError(
                 f"gradient: a target of dtype {target.dtype} (and shape {target.shape}) has no "
                 f"derivative; only floating-point ones have"

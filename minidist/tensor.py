@@ -82,7 +82,15 @@ class Tensor:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Export the memory itself. Whoever writes to it breaks the promise that Tensors keep."""
+        """Export the memory itself. Whoever writes to it breaks the promise that Tensors keep.
+
+        Raises BufferError for bfloat16, which NumPy cannot export.
+        """
+        if self.array.dtype.kind == "V":
+            raise BufferError(
+                f"a Tensor of {self.dtype} cannot be exported by DLPack from a CPU device; export "
+                'ops.cast(x, "float32"), which holds the same values'
+            )
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -111,6 +119,12 @@ class Tensor:
         def __gt__(self, other: Any) -> Tensor: ...
         def __ge__(self, other: Any) -> Tensor: ...
         def __getitem__(self, index: Any) -> Tensor: ...
+
+
+class Reading(Tensor):
+    """What reading a variable gives: a Tensor, but for following the variable's updates."""
+
+    __slots__ = ()
 
 
 def to_device(tensor: Tensor, device: Device) -> Tensor:

@@ -35,6 +35,7 @@ LENGTH = 8  # bytes that say how long the header is
 HEADER_LIMIT = 100_000_000  # bytes; no reader of this format takes a longer header
 RANK_LIMIT = 64  # NumPy's own
 METADATA = "__metadata__"
+PARTIAL = ".partial"  # ends the name of a file that is being written
 CHECKSUM = "minidist.checksum"  # its key in the metadata
 DTYPES = {  # NumPy's name of a dtype: the format's name, and the bytes of an element
     "bool": ("BOOL", 1),
@@ -60,7 +61,7 @@ NAMES = {theirs: (ours, size) for ours, (theirs, size) in DTYPES.items()}
 def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, str]) -> None:
     """Make `path` a file of these arrays, or leave it as it is.
 
-    The new file is written beside the old one ("<name>.partial"), brought to the disk, and then
+    The new file is written beside the old one (its name with PARTIAL), brought to the disk, and then
     takes the old one's name, which no reader and no crash can see half done. Raises DataError
     where the disk refuses, or somebody else is writing the same file.
     """
@@ -80,7 +81,7 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
             raise DataError(f"{path}: is a folder, so no file can be saved there; name one in it")
         if path.is_symlink():  # what it leads to is replaced, not the link
             path = path.resolve()
-        partial = path.with_name(path.name + ".partial")
+        partial = path.with_name(path.name + PARTIAL)
         with _alone(partial) as file:
             file.write(header)
             file.write(memoryview(data)[begin:])
@@ -89,7 +90,7 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             os.fsync(file.fileno())
             os.replace(partial, path)
-        _sync(path.parent)
+        sync(path.parent)
     except DataError:
         raise
     except OSError as error:
@@ -144,7 +145,7 @@ def _alone(partial: Path) -> Iterator[IO[bytes]]:
             raise
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Bring the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

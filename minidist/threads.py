@@ -15,6 +15,12 @@ _lock = threading.Lock()
 _replicas: dict[int, int] = {}  # open strategies, by id, and their replicas
 _limits: Any = None  # what restores the limit that was found
 
+# A child that is forked while another thread is at work here must not find the lock taken for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
+
 
 def cores() -> int:
     """Return how many cores this process may use."""

@@ -1,6 +1,6 @@
 """One training step, and the loop around it: a gradient's way starts here.
 
-train_step (here) → tape.gradient → optimizer.apply_gradients → replica.merge_call
+train_step (here) → optimizer.minimize → tape.gradient → replica.merge_call
     → variable_mgr: combine → comm.all_reduce → variable_mgr: apply → optimizer.update
     → kernels/update.h
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,6 @@ from minidist.nn import Layer
 from minidist.optim import Optimizer
 from minidist.strategy import Strategy
 from minidist.structure import leaf
-from minidist.tape import GradientTape
 from minidist.tensor import Tensor
 from minidist.values import local_results
 
@@ -38,27 +38,42 @@ class StepResult:
 
 
 def train_step(
-    model: Layer, optimizer: Optimizer, images: Tensor, labels: Tensor, *, accuracy: bool = False
+    model: Layer,
+    optimizer: Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    accuracy: bool = False,
+    dtype: Any = None,
 ) -> StepResult:
     """Train on one replica's part of a batch: images [n, …], labels [n] of int64.
 
+    dtype: "float16" or "bfloat16" for activations and their gradients, as which the images enter
+    the model; None for that of the images. Variables, their gradients and the loss stay float32.
+
     Raises NonFiniteError, before anything is trained on it, where the loss is NaN or infinite.
     """
-    with GradientTape() as tape:
-        logits = model(images, training=True)
+    results: list[StepResult] = []
+
+    def compute_loss() -> Tensor:
+        logits = model(_entering(images, dtype), training=True)
         loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
-    result = _result(loss, logits, labels, accuracy=accuracy)
-    variables = model.trainable_variables
-    gradients = tape.gradient(loss, variables)
-    optimizer.apply_gradients(zip(gradients, variables, strict=True), count=result.examples)
-    return result
+        results.append(_result(loss, logits, labels, accuracy=accuracy))
+        return loss
+
+    optimizer.minimize(compute_loss, model.trainable_variables, count=labels.shape[0])
+    return results[0]
 
 
-def forward_step(model: Layer, images: Tensor, labels: Tensor) -> StepResult:
+def forward_step(model: Layer, images: Tensor, labels: Tensor, *, dtype: Any = None) -> StepResult:
     """Compute a batch's loss and correct answers without training on it."""
-    logits = model(images, training=False)
+    logits = model(_entering(images, dtype), training=False)
     loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
     return _result(loss, logits, labels, accuracy=True)
+
+
+def _entering(images: Tensor, dtype: Any) -> Tensor:
+    return images if dtype is None else ops.cast(images, dtype)
 
 
 def _result(loss: Tensor, logits: Tensor, labels: Tensor, *, accuracy: bool) -> StepResult:
@@ -115,16 +130,46 @@ class Accuracy:
         )
 
 
-def evaluate(strategy: Strategy, model: Layer, batches: Iterable[Any]) -> Accuracy:
-    """Return the model's accuracy over global batches of (images, labels), run on all replicas."""
+@contextmanager
+def undisturbed(strategy: Strategy) -> Iterator[None]:
+    """Let runs in the with statement look at a training and leave no trace in it.
+
+    They read the variables as they are, where the policy computes with older ones, and the steps,
+    which key random numbers, do not count.
+    """
+    step = strategy.step
+    try:
+        with context.entered(newest=True):
+            yield
+    finally:
+        strategy.step = step
+
+
+def evaluate(
+    strategy: Strategy,
+    model: Layer,
+    batches: Iterable[Any],
+    *,
+    dtype: Any = None,
+    after: Callable[[int], None] | None = None,
+) -> Accuracy:
+    """Return the model's accuracy over global batches of (images, labels), run on all replicas.
+
+    It may be called in the middle of a training, which goes on as if it had not been. `after` is
+    called after each batch with the number of its examples.
+    """
     results: list[StepResult] = []
-    for images, labels in strategy.distribute_dataset(batches):
-        results += local_results(strategy.run(forward_step, model, images, labels))
+    with undisturbed(strategy):
+        for images, labels in strategy.distribute_dataset(batches):
+            of_batch = local_results(strategy.run(forward_step, model, images, labels, dtype=dtype))
+            results += of_batch
+            if after is not None:
+                after(sum(result.examples for result in of_batch))
     return Accuracy.of(results)
 
 
 def weights_checksums(strategy: Strategy, model: Layer) -> list[str]:
-    """Return for each replica the sha256 of the trainable weights it would compute with now.
+    """Return for each replica the sha256 of its trainable weights, as the last update left them.
 
     The bytes are those of the variables in the order of their names: equal checksums, equal bits.
     """
@@ -136,7 +181,8 @@ def weights_checksums(strategy: Strategy, model: Layer) -> list[str]:
             digest.update(np.ascontiguousarray(variable.read().numpy()).tobytes())
         return digest.hexdigest()
 
-    return list(local_results(strategy.run(checksum)))
+    with undisturbed(strategy):
+        return list(local_results(strategy.run(checksum)))
 
 
 def l2_loss(variables: Iterable[Any]) -> float:

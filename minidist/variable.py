@@ -22,13 +22,21 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from minidist import context, tape
-from minidist.assigning import Change, added, assign_together, assigned, put, subtracted
+from minidist.assigning import (
+    Change,
+    added,
+    assign_together,
+    assigned,
+    follow,
+    put,
+    subtracted,
+)
 from minidist.creation import VariableAggregation, VariableSynchronization, create
 from minidist.device import Array, Device
 from minidist.device import get as get_device
 from minidist.errors import ContextError, UsageError
 from minidist.readable import Readable
-from minidist.tensor import Tensor, to_device
+from minidist.tensor import Reading, Tensor, to_device
 from minidist.values import PerReplica
 
 
@@ -41,7 +49,7 @@ class Copy(Readable):
         self.name = name
         self.array = array
         self.device = device
-        self.tensor = Tensor(array, device)  # what reading it gives; follows the array's changes
+        self.tensor = Reading(array, device)
         self.version = 0
         self.decays = decays
         self._container: Callable[[], Variable | None] = lambda: None
@@ -73,11 +81,26 @@ class Copy(Readable):
 
 
 class Reader(ABC):
-    """Which tensor replica i computes with; see minidist.variable_mgr.read."""
+    """What replicas read of a variable, and what becomes of what they assign to it.
+
+    See minidist.variable_mgr.read.
+    """
 
     @abstractmethod
     def read(self, replica: int, step: int) -> Tensor:
-        """Return what a replica reads in a step."""
+        """Return what a replica computes with in a step."""
+
+    def newest(self, replica: int, step: int) -> Tensor:
+        """Return the variable's value on a replica's device, though the replica reads an older."""
+        return self.read(replica, step)
+
+    def change(self, copies: Sequence[Copy], change: Change, value: Any) -> None:
+        """Do what the replicas, or the only one, have assigned."""
+        put(copies, change, value)
+
+    def follow(self, copies: Sequence[Copy], mean: Tensor, momentum: float) -> None:
+        """Let a moving average take in a mean over all replicas."""
+        follow(copies, mean, momentum)
 
 
 class _Create(type):
@@ -108,12 +131,12 @@ class Variable(Readable, metaclass=_Create):
 
     __slots__ = (
         "__weakref__",
-        "_reader",
         "aggregation",
         "copies",
         "decays",
         "dtype",
         "name",
+        "reader",
         "shape",
         "strategy",
         "synchronization",
@@ -131,7 +154,7 @@ class Variable(Readable, metaclass=_Create):
     aggregation: VariableAggregation
     strategy: Any
     copies: tuple[Copy, ...]
-    _reader: Reader
+    reader: Reader
 
     @property
     def distribute_strategy(self) -> Any:
@@ -219,7 +242,8 @@ class Variable(Readable, metaclass=_Create):
         """
         frame = context.frame()
         if frame.replica is not None and frame.strategy is self.strategy:
-            tensor = self._reader.read(frame.replica.replica_id, frame.step)
+            read = self.reader.newest if frame.newest else self.reader.read
+            tensor = read(frame.replica.replica_id, frame.step)
         else:
             self.require_own_strategy("read")
             copy = self._current(frame) if self.everywhere or frame.update_device else None
@@ -245,7 +269,8 @@ class Variable(Readable, metaclass=_Create):
         a PerReplica or Mirrored value, it is the component that the context is about. In
         cross-replica context all copies get it, in an update the copy being updated. What a
         replica assigns is aggregated with what the others assign, as `aggregation` says, and
-        all copies get the result; see SyncOnReadVariable for those that are each replica's own.
+        all copies get the result; see SyncOnReadVariable for those that are each replica's own,
+        and variable_mgr/staged.py for what `staged_vars` does with additions in replicas.
 
         use_locking, name, read_value: taken for programs that pass them; they change nothing.
 
@@ -288,7 +313,7 @@ class Variable(Readable, metaclass=_Create):
     def _assign_in_replica(
         self, replica: context.ReplicaContext, change: Change, value: Any
     ) -> None:
-        put(self.copies, change, value)
+        self.reader.change(self.copies, change, value)
 
     def _assign_for_all(self, change: Change, value: Any) -> None:
         put(self.copies, change, value)
@@ -400,7 +425,7 @@ def make(
     variable.aggregation = aggregation
     variable.strategy = strategy
     variable.copies = tuple(copies)
-    variable._reader = reader
+    variable.reader = reader
     for copy in copies:
         copy._container = weakref.ref(variable)
     return variable

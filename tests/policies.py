@@ -6,7 +6,7 @@ The other side is oracle.py.
 from __future__ import annotations
 
 import numpy as np
-from oracle import INDEPENDENT, SHARED, Oracle
+from oracle import INDEPENDENT, RELAXED, SHARED, STAGED, Oracle
 
 import minidist as md
 
@@ -18,6 +18,24 @@ POLICIES = {
     "replicated": ("replicated", {}),
 }
 SYNCHRONOUS = ["parameter_server", "parameter_server_device", "replicated"]
+CACHING = {
+    "parameter_server_caching": ("parameter_server", {"caching": True}),
+    "parameter_server_device_caching": (
+        "parameter_server",
+        {"caching": True, "local_parameter_device": "device"},
+    ),
+}
+# Those in which something is a step late.
+STAGING = {
+    "parameter_server+staged_vars": ("parameter_server", {"staged_vars": True}),
+    "parameter_server_device+staged_vars": (
+        "parameter_server",
+        {"staged_vars": True, "local_parameter_device": "device"},
+    ),
+}
+RELAXING = {"replicated+relaxed": ("replicated", {"variable_consistency": "relaxed"})}
+LATE = {**STAGING, **RELAXING}
+EVERY = {**POLICIES, **CACHING, **LATE}
 
 # Constants that no binary fraction is equal to, so that each rounding shows.
 CONSTANTS = {
@@ -36,14 +54,15 @@ _CLASSES = {
 }
 
 
-def optimizer(rule, weight_decay=0.0):
+def optimizer(rule, weight_decay=0.0, **options):
     nesterov = {"nesterov": True} if rule == "nesterov" else {}
-    return _CLASSES[rule](**CONSTANTS[rule], **nesterov, weight_decay=weight_decay)
+    return _CLASSES[rule](**CONSTANTS[rule], **nesterov, weight_decay=weight_decay, **options)
 
 
 def oracle(policy, rule, starts, **options):
     kind = INDEPENDENT if policy == "independent" else SHARED
-    return Oracle(kind, rule, starts, **{**CONSTANTS[rule], **options})
+    late = STAGED if policy in STAGING else RELAXED if policy in RELAXING else None
+    return Oracle(kind, rule, starts, late=late, **{**CONSTANTS[rule], **options})
 
 
 def replica_id():
@@ -57,7 +76,7 @@ class Trainer:
     """
 
     def __init__(self, policy, starts, *, decays=None, **options):
-        name, policy_options = POLICIES[policy]
+        name, policy_options = EVERY[policy]
         self.n = len(starts)
         self.strategy = md.Strategy(f"cpu*{self.n}", name, **policy_options, **options)
         decays = decays or [True] * len(starts[0])
@@ -103,11 +122,14 @@ class Trainer:
         """Return what each replica reads: `[replica][i]`."""
         return self.each(lambda replica: [variable.numpy() for variable in self.variables])
 
-    def check(self, expected):
-        """Compare what replicas read, and all copies, with `expected[replica][i]`, bit for bit."""
+    def check(self, expected, reads=None):
+        """Compare all copies with `expected[replica][i]`, bit for bit, and what replicas read.
+
+        The latter with `reads`, where that is something else.
+        """
         for replica, weights in enumerate(self.weights()):
             for variable, read, right in zip(
-                self.variables, weights, expected[replica], strict=True
+                self.variables, weights, (reads or expected)[replica], strict=True
             ):
                 assert same_bits(read, right), (replica, variable, read, right)
         for i, variable in enumerate(self.variables):

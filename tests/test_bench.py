@@ -1,13 +1,8 @@
-"""`python -m minidist.bench` as its users meet it: what it prints, writes and refuses; how it ends.
-
-Runs are in this process through the command's `main`, and are kept for all tests that ask for the
-same flags; where pipes, terminals or signals matter, the command is a process of its own.
-"""
+"""`python -m minidist.bench` as its users meet it: what it prints, writes, refuses; how it ends."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import pty
@@ -16,95 +11,34 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from benching import (
+    ACCURACY,
+    COMMAND,
+    ENVIRONMENT,
+    ESCAPES,
+    PLAIN_SGD,
+    QUICK,
+    ROW,
+    TOTAL,
+    Output,
+    call,
+    command,
+    fresh,
+    refused,
+    run,
+)
 
 from minidist import context, models
 from minidist.bench.__main__ import main
 from minidist.bench.flags import LEARNING_RATES, Flags
 from minidist.data import cifar10
-
-COMMAND = [sys.executable, "-m", "minidist.bench"]
-# Of a process that is started here, output is buffered as it is for users.
-ENVIRONMENT = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
-QUICK = ("--num_batches=4", "--num_warmup_batches=1")
-PLAIN_SGD = ("--optimizer=sgd", "--weight_decay=0")
-
-# As scripts that read the ancestor's output look for its rows and its total.
-ROW = re.compile(
-    r"^(\d+)\timages/sec: (\d+\.\d) \+/- (\d+\.\d) \(jitter = (\d+\.\d)\)\t(\d+\.\d{3})$", re.M
-)
-TOTAL = re.compile(r"^-{64}\ntotal images/sec: (\d+\.\d\d)\n-{64}$", re.M)
-ACCURACY = re.compile(
-    r"^Accuracy @ 1 = (\d\.\d{4}) Accuracy @ 5 = (\d\.\d{4}) \[(\d+) examples\]$", re.M
-)
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Output(NamedTuple):
-    """What one run printed and wrote."""
-
-    text: str
-    results: dict[str, Any]
-
-    @property
-    def losses(self) -> list[float]:
-        return [step["loss"] for step in self.results["steps"]]
-
-    @property
-    def checksums(self) -> list[str]:
-        return list(self.results["weights_checksum"].values())
-
-
-def call(*arguments: str) -> tuple[int, str, str]:
-    """Run the command in this process; return its exit status, output and errors."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as errors:
-        status = main(arguments)
-    return status, out.getvalue(), errors.getvalue()
-
-
-def fresh(*arguments: str) -> Output:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "results.json")
-        status, text, errors = call(*arguments, f"--json={file}")
-        assert (status, errors) == (0, "")
-        assert os.listdir(folder) == ["results.json"]
-        return Output(text, json.loads(file.read_text()))
-
-
-run = cache(fresh)
-
-
-def command(
-    *arguments: str, stdout: Any = subprocess.PIPE, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, with further environment variables."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        env={**ENVIRONMENT, **variables},
-        check=False,
-    )
-
-
-def refused(*arguments: str) -> tuple[int, str]:
-    """Run a command that must fail; return its exit status and its one line of explanation."""
-    status, _, errors = call(*arguments)
-    assert errors.startswith("minidist.bench: ")
-    assert errors.count("\n") == 1, "a sentence and nothing else"
-    return status, errors.removeprefix("minidist.bench: ").rstrip("\n")
-
 
 # --- what it prints -----------------------------------------------------------------------------
 
@@ -125,7 +59,10 @@ def test_the_main_job_as_a_user_sees_it() -> None:
         r"Devices:     \['cpu:0', 'cpu:1'\]\n"
         r"Data format: NHWC\n"
         r"Optimizer:   momentum\n"
-        r"Variables:   replicated",
+        r"Variables:   replicated\n"
+        r"AllReduce:   auto\n"
+        r"Consistency: strong\n"
+        r"Precision:   float32",
         before,
     )
     lines = after.splitlines()
@@ -227,6 +164,9 @@ def test_the_json_is_schema_1_and_complete() -> None:
         "images_per_sec",
         "total_images_per_sec",
         "accuracy",
+        "evaluations",
+        "global_step",
+        "resumed_at",
         "weights_checksum",
         "parameters",
         "peak_memory_bytes",
@@ -249,6 +189,8 @@ def test_the_json_is_schema_1_and_complete() -> None:
     assert 0 < results["total_images_per_sec"] < speed["mean"]
     assert list(results["accuracy"]) == ["top_1", "top_5"]
     assert 0 <= results["accuracy"]["top_1"] <= results["accuracy"]["top_5"] <= 1
+    assert (results["evaluations"], results["global_step"]) == ([], 1 + 4)
+    assert results["resumed_at"] is None
     assert list(results["weights_checksum"]) == ["0", "1"]
     assert all(re.fullmatch("[0-9a-f]{64}", text) for text in run(*QUICK).checksums)
     # Two convolutions of 5×5 and two dense layers, over 8×8 pooled twice: kernels and biases.
@@ -547,7 +489,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     [
         (["--modle=lenet"], r"--modle is not a flag; did you mean --model\? Flags are --model, "),
         (["--model=resnet"], "--model=resnet is not trivial, mlp or lenet"),
-        (["--variable_update=horovod"], "is not independent, parameter_server or replicated"),
+        (["--variable_update=horovod"], "is not independent, parameter_server, replicated or all"),
         (["--num_devices=0"], "--num_devices=0 is not a whole number from 1 to"),
         (["--num_gpus=0"], "--num_gpus=0 is not a whole number from 1 to"),
         (["--batch_size=0"], "--batch_size=0 is not a whole number from 1 to"),

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from minidist import data
 from minidist.bench import report
-from minidist.bench.flags import parse
+from minidist.bench.flags.parse import parse
 from minidist.bench.progress import Progress
-from minidist.bench.report import Speed, Step
+from minidist.bench.report import Evaluated, Speed, Step
 from minidist.train import Accuracy
 
 
@@ -35,6 +35,15 @@ def test_speed_of_four_steps_by_hand() -> None:
     assert got.jitter == pytest.approx(1.4826 * 15)
     assert got.p90 == pytest.approx(50 + 0.7 * 50)  # at 0.9 · 3 = 2.7 of 20, 25, 50, 100
     assert got.p99 == pytest.approx(50 + 0.97 * 50)
+
+
+def test_speed_with_exponential_weights_by_hand() -> None:
+    # The newest step counts once, the one before half, the first a quarter.
+    got = report.speed([100, 100, 50], [1.0, 2.0, 4.0], 0.5)
+    assert got.mean == pytest.approx((25 + 50 + 50) / (0.25 + 1 + 4))
+    plain = report.speed([100, 100, 50], [1.0, 2.0, 4.0])
+    assert got[1:] == plain[1:], "only the mean is weighted"
+    assert report.speed([100, 50], [1.0, 2.0], 1.0).mean == 25, "of the newest alone"
 
 
 @given(st.integers(1, 1000), st.floats(1e-6, 1e3), st.integers(1, 20))
@@ -74,6 +83,7 @@ def test_closing_lines_are_the_ancestors() -> None:
     assert report.accuracy_line(Accuracy(0.97222, 1, 360)) == (
         "Accuracy @ 1 = 0.9722 Accuracy @ 5 = 1.0000 [360 examples]"
     )
+    assert report.eval_row(10, 1234.56) == "10\t1234.6 examples/sec"
 
 
 def test_the_header_describes_the_run() -> None:
@@ -93,11 +103,43 @@ def test_the_header_describes_the_run() -> None:
         "Data format: NHWC",
         "Optimizer:   momentum",
         "Variables:   replicated",
+        "AllReduce:   auto",
+        "Consistency: strong",
+        "Precision:   float32",
         "==========",
     ]
     lines = report.header(parse([]), data.load("digits"), ["cpu:0"], 1, 1)
     assert "Dataset:     digits" in lines
     assert "Mode:        training" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], ["AllReduce:   auto", "Consistency: strong", "Precision:   float32"]),
+        (["--hierarchical_copy"], ["AllReduce:   hierarchical_copy"]),
+        (["--all_reduce_spec=pscpu:2k:xring#2"], ["AllReduce:   pscpu:2K:xring#2"]),
+        (["--variable_consistency=relaxed"], ["Consistency: relaxed"]),
+        (["--variable_update=parameter_server"], ["Staged vars: False"]),
+        (["--variable_update=parameter_server", "--staged_vars"], ["Staged vars: True"]),
+        (["--use_fp16"], ["Precision:   float16"]),
+        (["--use_bf16"], ["Precision:   bfloat16"]),
+        (["--eval", "--train_dir=x", "--eval_batch_size=3"], ["Mode:        evaluation"]),
+        (["--eval", "--train_dir=x", "--eval_batch_size=3"], ["             3 per device"]),
+        (["--eval_during_training_every_n_steps=3"], ["Mode:        training + evaluation"]),
+    ],
+)
+def test_the_header_says_what_the_flags_choose(arguments: list[str], wanted: list[str]) -> None:
+    lines = report.header(parse(arguments), data.load("digits"), ["cpu:0"], 1, 1, "Resumes here")
+    assert set(wanted) <= set(lines)
+    assert lines[-2:] == ["Resumes here", "=========="]
+
+
+def test_independent_has_no_all_reduce() -> None:
+    lines = report.header(
+        parse(["--variable_update=independent"]), data.load("digits"), ["cpu:0"], 1, 1
+    )
+    assert not any(line.startswith(("AllReduce", "Consistency", "Staged")) for line in lines)
 
 
 def document(loss: float = 0.5) -> dict[str, object]:
@@ -108,8 +150,11 @@ def document(loss: float = 0.5) -> dict[str, object]:
         speed=report.speed([64], [0.25]),
         total_images_per_sec=250.0,
         accuracy=Accuracy(0.5, 0.75, 360),
+        evaluations=[Evaluated(1, Accuracy(0.25, 1, 8))],
         weights_checksum=["aa", "bb"],
         parameters=7,
+        global_step=11,
+        resumed_at=10,
     )
 
 
@@ -124,6 +169,9 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
         "images_per_sec",
         "total_images_per_sec",
         "accuracy",
+        "evaluations",
+        "global_step",
+        "resumed_at",
         "weights_checksum",
         "parameters",
         "peak_memory_bytes",
@@ -143,6 +191,8 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
     }
     assert got["total_images_per_sec"] == 250
     assert got["accuracy"] == {"top_1": 0.5, "top_5": 0.75}
+    assert got["evaluations"] == [{"step": 1, "top_1": 0.25, "top_5": 1}]
+    assert (got["global_step"], got["resumed_at"]) == (11, 10)
     assert got["weights_checksum"] == {"0": "aa", "1": "bb"}
     assert got["parameters"] == 7
     assert got["peak_memory_bytes"] > 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.bench import flags
+from minidist.bench.flags.parse import parse
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -39,7 +39,7 @@ def test_commands_of_the_bench_use_flags_that_there_are(document):
         arguments = [
             word for word in line.split("#")[0].replace("`", " ").split() if word[0] == "-"
         ]
-        flags.parse([word for word in arguments if "=" in word])
+        parse([word for word in arguments if "=" in word])
 
 
 def test_the_tour_names_every_module():

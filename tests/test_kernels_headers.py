@@ -50,13 +50,18 @@ template <class T> T formulas(T x) {
     md_u32 words[4];
     md_philox(1, 2, 3, 4, 5, 6, words);
     T w = x, a = x, b = x;
-    const T g = md_gradient(x, w, T(2), T(3));
+    const T g = md_gradient(md_preparation<T>{2, 5, 3}, x, w);
     md_step(md_sgd<T>{x}, g, w);
     md_step(md_momentum<T>{x, x, true}, g, w, a);
     md_step(md_rmsprop<T>{x, x, x, x, x}, g, w, a, b);
-    md_step(md_adam<T>{x, x, x, x, x, x, x, x}, g, w, a, b);
+    md_step(md_adam<T>{x, x, x, x, x, x}, g, w, a, b);
     w += md_uniform(words[0]) + T(md_uniform(words[1], words[2]));
     w = md_dropout(md_relu_backward(md_relu(w), x), words[3], 5, x);
+    md_float16 half;
+    md_bfloat16 brain;
+    md_round(float(w), half);
+    md_round(float(w), brain);
+    w += T(md_widen(half) + md_widen(brain)) + T(md_square(w));
     return md_beats(w, x) && md_finite(w) ? md_exp(-w) : md_term(w, x, md_log(x));
 }
 template float formulas(float);
@@ -83,31 +88,58 @@ template <class T> static void write(const std::vector<T> &x) {
     fwrite(x.data(), sizeof(T), x.size(), stdout);
 }
 
+// Every number of 16 bits, and the n numbers from below their smallest to beyond their largest.
+template <class Narrow> static void narrow_loops(const std::vector<double> &numbers) {
+    std::vector<Narrow> all(1 << 16), rounded(numbers.size());
+    for (int i = 0; i < 1 << 16; ++i) all[i].bits = md_u16(i);
+    std::vector<float> wide(all.size()), scaled(numbers.begin(), numbers.end());
+    md_cast_loop(all.size(), wide.data(), all.data());
+    write(wide);
+    for (size_t i = 0; i < scaled.size(); ++i) scaled[i] = ldexpf(scaled[i], int(i % 48) - 28);
+    md_cast_loop(scaled.size(), rounded.data(), scaled.data());
+    write(rounded);
+
+    const Narrow *const sources[] = {all.data(), all.data() + 999, all.data() + 4999};
+    const float weights[] = {3, 0.1f, 7};
+    float *const widened[] = {wide.data()};
+    Narrow *const narrowed[] = {all.data(), rounded.data()};
+    for (int replicas : {1, 2, 3}) {
+        md_sum_block(1000, widened, sources, weights, replicas, 20000, 0.3f);
+        md_sum_block(1000, narrowed, sources, weights, replicas, 20000, 0.3f);
+        write(wide), write(all), write(rounded);
+    }
+}
+
 template <class T> static void loops(const std::vector<double> &numbers) {
     const ptrdiff_t n = numbers.size(), columns = 17, rows = n / columns;
     const std::vector<T> g(numbers.begin(), numbers.end()), zero(n);
     std::vector<T> w = g, a = g, b(n), losses(rows);
     for (ptrdiff_t i = 0; i < n; ++i) b[i] = g[i] * g[i];
 
-    const auto adam = md_rounded<T>(
-        md_adam<double>{0.01, 0.9, 1 - 0.9, 0.999, 1 - 0.999, 1e-8, 1 - 0.9, 1 - 0.999});
-    md_loop(adam, n, T(1 / 3.0), T(0.1), g.data(), w.data(), a.data(), b.data());
+    const T inf = T(INFINITY);
+    const md_preparation<T> decays{T(1 / 3.0), inf, T(0.1)}, clips{T(1 / 3.0), T(0.25), 0};
+    const double root = sqrt(1 - 0.999);
+    const auto adam = md_rounded<T>(md_adam<double>{0.9, 1 - 0.9, 0.999, 1 - 0.999,
+                                                    0.01 * root / (1 - 0.9), 1e-8 * root});
+    md_loop(adam, decays, n, g.data(), w.data(), a.data(), b.data());
     write(w), write(a), write(b);
-    md_loop(md_rmsprop<T>{T(0.1), T(0.9), T(0.1), T(0.9), 1}, n, T(1 / 3.0), T(0), g.data(),
-            w.data(), b.data(), a.data());
+    md_loop(md_rmsprop<T>{T(0.1), T(0.9), T(0.1), T(0.9), 1}, clips, n, g.data(), w.data(),
+            b.data(), a.data());
     write(w);
     for (bool nesterov : {false, true})
-        md_loop(md_momentum<T>{T(0.1), T(0.9), nesterov}, n, T(1 / 3.0), T(0.1), g.data(),
-                w.data(), a.data());
+        md_loop(md_momentum<T>{T(0.1), T(0.9), nesterov}, decays, n, g.data(), w.data(), a.data());
     write(w);
-    md_loop(md_sgd<T>{T(0.1)}, n, T(1 / 3.0), T(0.1), g.data(), w.data());
+    md_loop(md_sgd<T>{T(0.1)}, clips, n, g.data(), w.data());
     write(w);
+
+    write(std::vector<double>{md_square_chunk(n, w.data())});
 
     const T *const sources[] = {g.data(), w.data(), a.data()};
     const T weights[] = {3, T(0.1), 7};
-    md_sum_block(n, b.data(), sources, weights, 3, 0, T(1 / 7.0));
+    T *const one[] = {b.data()}, *const two[] = {b.data(), w.data()};
+    md_sum_block(n, one, sources, weights, 3, 0, T(1 / 7.0));
     write(b);
-    md_sum_block(n, b.data(), sources, weights, 2, 0, T(1 / 7.0));
+    md_sum_block(n, two, sources, weights, 2, 0, T(1 / 7.0));
     write(b);
 
     std::vector<md_u32> words(2 * n);
@@ -136,6 +168,8 @@ int main() {
     const auto numbers = read_numbers();
     loops<float>(numbers);
     loops<double>(numbers);
+    narrow_loops<md_float16>(numbers);
+    narrow_loops<md_bfloat16>(numbers);
 }
 """
 
@@ -199,8 +233,8 @@ def run_loops(target: str, numbers: np.ndarray, folder: Path) -> bytes:
 def test_all_targets_give_the_same_bits(
     target: str, numbers: np.ndarray, sse2: bytes, tmp_path: Path
 ) -> None:
-    got = np.frombuffer(run_loops(target, numbers, tmp_path), np.uint32)
-    np.testing.assert_array_equal(got, np.frombuffer(sse2, np.uint32))
+    got = np.frombuffer(run_loops(target, numbers, tmp_path), np.uint16)
+    np.testing.assert_array_equal(got, np.frombuffer(sse2, np.uint16))
 
 
 def test_the_compiled_modules_give_these_bits_too(numbers: np.ndarray, sse2: bytes) -> None:
@@ -220,12 +254,14 @@ def test_the_compiled_modules_give_these_bits_too(numbers: np.ndarray, sse2: byt
         scale=1 / 3,
         weight_decay=[0.1],
     )
-    single = np.frombuffer(sse2, np.float32)
+    single = np.frombuffer(sse2, np.float32, count=16 * n)
     for i, got in enumerate([w, m, v]):
         np.testing.assert_array_equal(got, single[i * n : (i + 1) * n])
 
-    # The program writes three arrays of Adam, one each of RMSProp, momentum and SGD, two sums,
-    # 2n words, and two arrays of random numbers, before it comes to the softmax.
+    # The program writes three arrays of Adam, one each of RMSProp, momentum and SGD, a sum of
+    # squares in double, two sums, 2n words, and two arrays of random numbers, before it comes to
+    # the softmax.
+    single = single[2:]
     softmax = single[12 * n : 13 * n]
     rows = n // columns
     logits = g[: rows * columns].reshape(rows, columns)

@@ -1,6 +1,8 @@
-"""Sums over replicas, packing and the finite check, against NumPy and closed forms."""
+"""Sums over replicas, packing and what is asked of tensors, against NumPy and closed forms."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -160,6 +162,21 @@ def test_pack_needs_an_offset_each() -> None:
         reduce.pack(np.zeros(4), [np.ones(4)], [0, 1])
 
 
+def test_alike_is_of_shapes_and_dtypes_number_by_number() -> None:
+    def rows(*last: np.ndarray) -> list[list[np.ndarray]]:
+        return [[np.zeros((2, 3), np.float32), np.ones(4)], list(last)]
+
+    same = np.empty(24, np.uint8).view(np.dtype("f4").newbyteorder("=")).reshape(2, 3)
+    assert reduce.alike(rows(same, np.zeros(4)))
+    assert reduce.alike([[], ()])
+    assert not reduce.alike(rows(same))
+    assert not reduce.alike(rows(same, np.zeros(4), np.zeros(4)))
+    assert not reduce.alike(rows(same.reshape(3, 2), np.zeros(4)))
+    assert not reduce.alike(rows(same, np.zeros(4, np.int64)))
+    assert not reduce.alike(rows(same.astype(">f4"), np.zeros(4)))
+    assert not reduce.alike(rows(same, [0.0] * 4))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -172,3 +189,34 @@ def test_first_nonfinite_finds_every_place(dtype: str, bad: float, threads: int)
         assert reduce.first_nonfinite(tensors, threads=threads) == t
         assert plain.first_nonfinite(tensors) == t
     assert reduce.first_nonfinite([]) == -1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_squares_is_the_exact_sum_rounded(dtype: str) -> None:
+    tensors = replicas(1, dtype, [0, 1, 15, 17, 4096, 4097, 100003])[0]
+    exact = math.fsum(float(x) ** 2 for tensor in tensors for x in tensor)
+    assert reduce.sum_squares(tensors) == pytest.approx(exact, rel=1e-14)
+    assert plain.sum_squares(tensors) == pytest.approx(exact, rel=1e-14)
+    assert reduce.sum_squares([]) == 0.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_squares_has_the_same_bits_for_any_number_of_threads(dtype: str) -> None:
+    tensors = replicas(1, dtype, [1000003, 5, 500009])[0]
+    want = reduce.sum_squares(tensors)
+    assert {reduce.sum_squares(tensors, threads=threads) for threads in (2, 3, 5)} == {want}
+    shifted = [np.append(x.dtype.type(0), x)[1:] for x in tensors]
+    assert reduce.sum_squares(shifted, threads=2) == want
+
+
+def test_sum_squares_of_float32_does_not_overflow_nor_vanish() -> None:
+    large, small = np.full(100, 1e30, np.float32), np.full(100, 1e-30, np.float32)
+    assert reduce.sum_squares([large]) == pytest.approx(1e62, rel=1e-6)
+    assert reduce.sum_squares([small]) == pytest.approx(1e-58, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_sum_squares_of_what_is_not_finite_is_not_finite(bad: float) -> None:
+    tensors = replicas(1, "float32", [17, 9001])[0]
+    tensors[1][9000] = bad
+    assert not math.isfinite(reduce.sum_squares(tensors, threads=2))

@@ -70,6 +70,60 @@ def test_equals_its_twin_bit_for_bit(rule: str, dtype: str, threads: int) -> Non
         np.testing.assert_array_equal(columns[1][i], gradients[i])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", CONSTANTS)
+@pytest.mark.parametrize("clip", [0.1, 1e-3, 5.0])
+def test_clipping_equals_numpys_bit_for_bit(rule: str, dtype: str, clip: float) -> None:
+    columns = columns_of(rule, dtype)
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.0, 3 * clip, -3 * clip, np.nextafter(3 * clip, 9)]
+    for x in columns[1][2:]:
+        x[: len(special)] = special
+    decay = [0.0, 0.1, 0.0, 0.2, 1e-4]
+    with np.errstate(invalid="ignore"):
+        want = []
+        for w, g, *slots, d in zip(*columns, decay, strict=True):
+            clipped = np.clip(g * g.dtype.type(1 / 3), -g.dtype.type(clip), g.dtype.type(clip))
+            prepared = clipped + g.dtype.type(d) * w if d else clipped
+            changed = TWIN[rule](w, prepared, *slots, **CONSTANTS[rule])
+            want.append(changed if isinstance(changed, tuple) else (changed,))
+
+    VERB[rule](*columns, **CONSTANTS[rule], scale=1 / 3, weight_decay=decay, clip=clip, threads=2)
+
+    bits = np.uint32 if dtype == "float32" else np.uint64
+    for i, row in enumerate(want):
+        for got, expected in zip([columns[0][i], *(c[i] for c in columns[2:])], row, strict=True):
+            there = ~np.isnan(expected)
+            np.testing.assert_array_equal(there, ~np.isnan(got))
+            np.testing.assert_array_equal(got[there].view(bits), expected[there].view(bits))
+        assert i < 2 or np.isnan(columns[0][i][0])
+
+
+def test_clipping_comes_after_the_scale_and_before_the_decay() -> None:
+    w = np.array([8.0, 8.0], np.float32)
+    g = np.array([100.0, -1.0], np.float32)
+    update.sgd([w], [g], lr=1.0, scale=0.25, weight_decay=[0.5], clip=2.0)
+    assert w.tolist() == [8 - (2 + 0.5 * 8), 8 - (-0.25 + 0.5 * 8)]
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, np.nan])
+def test_a_clip_is_above_zero(clip: float) -> None:
+    with pytest.raises(ValueError, match="sgd: clip must be above 0"):
+        update.sgd([], [], lr=1.0, scale=1.0, weight_decay=[], clip=clip)
+
+
+@pytest.mark.parametrize("step", [1, 2, 10, 1000])
+def test_adam_is_algorithm_1_as_it_is_written(step: int) -> None:
+    w, g, m, v = (x[0] for x in (tensors(i, "float64", [1000]) for i in range(4)))
+    np.abs(v, out=v)
+    lr, beta1, beta2, epsilon = 0.01, 0.9, 0.999, 1e-3
+    new_m, new_v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    m_hat, v_hat = new_m / (1 - beta1**step), new_v / (1 - beta2**step)
+    want = w - lr * m_hat / (np.sqrt(v_hat) + epsilon)
+    constants = {"lr": lr, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "step": step}
+    update.adam([w], [g], [m], [v], **constants, scale=1.0, weight_decay=[0.0])
+    np.testing.assert_allclose(w, want, rtol=0, atol=1e-14 * abs(want).max())
+
+
 @pytest.mark.parametrize("rule", CONSTANTS)
 def test_alignment_does_not_matter(rule: str) -> None:
     columns = columns_of(rule, "float32")

@@ -15,7 +15,7 @@ ROOT = Path(minidist.__file__).parent
 
 # From the ground up; the names on one line are one floor.
 FLOORS = [
-    ["errors", "threads"],
+    ["errors", "threads", "patience", "dtypes"],
     ["kernels"],
     ["device"],
     [
@@ -34,6 +34,8 @@ FLOORS = [
         "run",
         "diagnosis",
         "comm",
+        "slot",
+        "staging",
         "random",
         "initializers",
     ],
@@ -53,6 +55,7 @@ FLOORS = [
         "tensor_file",
         "state",
         "checkpoint",
+        "train_dir",
         "data",
     ],
     ["train"],

@@ -8,41 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import RULES, TwoLayers, relative_norm, split
 from policies import POLICIES, SYNCHRONOUS, Trainer, optimizer, oracle, same_bits
+from scenarios import (
+    BOUND,
+    DEVICES,
+    DTYPES,
+    SHAPES,
+    arrays,
+    given_gradients,
+    global_batch,
+    parts,
+    schedule,
+    two_layers,
+)
 
 import minidist as md
 from minidist import context, train
 
-DEVICES = [1, 2, 3, 5]
-DTYPES = ["float32", "float64"]
-SHAPES = [(), (1,), (3,), (2, 5), (7, 11), (3, 1, 4, 2)]
 LARGE = [(40_003,), (129, 131), ()]  # beyond the 16 Ki elements where threads begin
-BOUND = {"float32": 1e-5, "float64": 1e-12}  # relative norm, across orders of summation
-
-
-def arrays(rng, shapes, dtype):
-    return [np.asarray(rng.normal(size=shape), dtype) for shape in shapes]
-
-
-def schedule(n):
-    """Return the counts of some steps: none given, equal, uneven, and with empty replicas."""
-    return [
-        None,
-        split(4 * n, n),
-        split(4 * n - 1, n),
-        split(max(1, n - 1), n),
-        [5, *[0] * (n - 1)],
-        [*[0] * (n - 1), 3],
-        [7 * (replica + 1) % 5 + 1 for replica in range(n)],
-    ]
-
-
-def given_gradients(rng, shapes, dtype, counts, n):
-    """Return random gradients; zeros where the count is 0, as a mean over no examples has."""
-    gradients = [arrays(rng, shapes, dtype) for _ in range(n)]
-    for replica, count in enumerate(counts or []):
-        if count == 0:
-            gradients[replica] = [np.zeros_like(gradient) for gradient in gradients[replica]]
-    return gradients
 
 
 # --- given gradients: bit for bit ---------------------------------------------------------------
@@ -115,23 +97,6 @@ def test_a_global_batch_without_any_example_is_no_step(policy, rule):
 # --- gradients from the tape --------------------------------------------------------------------
 
 
-def parts(x, labels, counts):
-    """Return each replica's slice of a global batch."""
-    ends = np.cumsum(counts)
-    return [
-        (x[end - count : end], labels[end - count : end])
-        for end, count in zip(ends, counts, strict=True)
-    ]
-
-
-def two_layers(variables, x, labels):
-    """Return the mean loss of the oracle's TwoLayers, computed by minidist."""
-    a, b, c, d, gain = variables
-    h = md.ops.square(md.ops.matmul(md.constant(x), a) + b)
-    logits = gain * (md.ops.matmul(h, c) + d)
-    return md.ops.reduce_mean(md.ops.softmax_cross_entropy(logits, md.constant(labels)))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", DEVICES)
 @pytest.mark.parametrize("rule", RULES)
@@ -144,9 +109,7 @@ def test_training_follows_the_oracle_step_by_step(policy, rule, n, dtype):
     with Trainer(policy, starts) as trainer:
         for examples in [6 * n, 6 * n - 1, 4 * n + 1, n, max(1, n - 1), 1]:
             counts = split(examples, n)
-            x = rng.normal(size=(examples, TwoLayers.features)).astype(dtype)
-            labels = rng.integers(TwoLayers.classes, size=examples)
-            batches = parts(x, labels, counts)
+            batches = parts(*global_batch(rng, examples, dtype), counts)
 
             def step(replica, batches=batches, counts=counts):
                 with md.GradientTape() as tape:
@@ -178,11 +141,7 @@ def train_two_layers(policy, n, rule, dtype):
     with Trainer(policy, [TwoLayers.start(rng, dtype)] * n) as trainer:
         opt = optimizer(rule, 0.01)
         for examples in [9, 8, 7, 2]:
-            batches = parts(
-                rng.normal(size=(examples, TwoLayers.features)).astype(dtype),
-                rng.integers(TwoLayers.classes, size=examples),
-                split(examples, n),
-            )
+            batches = parts(*global_batch(rng, examples, dtype), split(examples, n))
             trainer.each(
                 lambda replica, batches=batches: opt.minimize(
                     lambda: two_layers(trainer.variables, *batches[replica]),

@@ -281,7 +281,7 @@ def mean_of_replicas(gradients, counts, r):
 
 
 def sum_over_replicas(gradients, counts, r):
-    return total(gradients)
+    return total(gradients, None, r)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

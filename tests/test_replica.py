@@ -725,14 +725,40 @@ def test_a_report_on_many_replicas_names_the_first_of_each_kind():
     assert text.count("and 12 more like these") == 2
 
 
-def test_a_long_merge_function_and_long_work_without_meetings_are_no_hang():
+def test_long_work_without_meetings_is_no_hang():
     with md.Strategy("cpu*2", report_after=0.05, deadline=0.2) as strategy:
-        done = threading.Event()
-        threading.Timer(0.6, done.set).start()
-        strategy.run(lambda: replica().merge_call(lambda s: done.wait(30) and None))
         again = threading.Event()
         threading.Timer(0.6, again.set).start()
         strategy.run(lambda: again.wait(30) and None)
+
+
+def test_a_merge_function_that_does_not_end_is_reported_then_an_error_with_its_stack(caplog):
+    with md.Strategy("cpu*2", report_after=0.1, deadline=0.5) as strategy:
+        release = threading.Event()
+
+        def hangs_here(_):
+            release.wait(60)
+
+        strategy.run(lambda: replica().merge_call(lambda s: None))
+        with pytest.raises(HangError) as caught:
+            strategy.run(lambda: replica().merge_call(hangs_here))
+        text = str(caught.value)
+        assert "for the merge function of merge_call number 1" in text
+        assert "hangs_here" in text
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        release.set()
+        assert strategy.run(lambda: replica().replica_id).values == (0, 1)
+
+
+def test_a_run_nested_in_a_merge_function_may_take_longer_than_the_deadline():
+    with md.Strategy("cpu*2", report_after=0.05, deadline=0.3) as strategy:
+        done = threading.Event()
+        threading.Timer(0.8, done.set).start()
+
+        def nested(s):
+            s.run(lambda: done.wait(30) and None)
+
+        strategy.run(lambda: replica().merge_call(nested))
 
 
 # --- processes ----------------------------------------------------------------------------------

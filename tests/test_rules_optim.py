@@ -10,8 +10,7 @@ import pytest
 from policies import POLICIES, SYNCHRONOUS, Trainer, optimizer, oracle, replica_id
 
 import minidist as md
-from minidist import nn
-from minidist.comm import LocalCommunicator
+from minidist import comm, nn
 from minidist.device import host
 from minidist.errors import ContextError, UsageError
 from minidist.variable_mgr import VariableMgr
@@ -74,8 +73,8 @@ def servers(compute, parameter):
             "parameter_server",
             devices,
             place=RoundRobin(md.devices(parameter), devices),
-            read=ReadFetched,
-            combine=MeanAtVariable(LocalCommunicator(devices), original=None),
+            read=ReadFetched(devices),
+            combine=MeanAtVariable(comm.make("copy", devices), original=None),
             apply=OnceApplies(),
             start=FromFirst(),
         ),

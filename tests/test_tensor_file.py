@@ -365,6 +365,8 @@ ABOUT = {
     "optimizer": None,
     "slots": [],
     "iterations": [],
+    "loss_scale": None,
+    "held": {},
 }
 
 
@@ -386,6 +388,11 @@ ABOUT = {
         ({"slots": [1]}, "expected 'slots'"),
         ({"slots": "ab"}, "expected 'slots'"),
         ({"iterations": [0.5]}, "expected 'iterations'"),
+        ({"loss_scale": 128.0}, "expected 'loss_scale'"),
+        ({"loss_scale": {"value": 0.0, "counter": 0}}, "expected 'loss_scale'"),
+        ({"loss_scale": {"value": 1.0, "counter": -1}}, "expected 'loss_scale'"),
+        ({"held": []}, "expected 'held'"),
+        ({"held": {"v/staged": "1"}}, "expected 'held'"),
         ({"slots": ["w/Momentum"]}, "arrays of the file, and not 'w/Momentum'"),
         ({"iterations": [1]}, "if there is an optimizer, and only then"),
         ({"optimizer": "SGD"}, "if there is an optimizer, and only then"),

@@ -16,8 +16,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from minidist.bench.flags import parse
-from minidist.bench.run import main as run
+from minidist.bench.flags.parse import parse
+from minidist.bench.main import main as do
 from minidist.errors import DataError, MinidistError, UsageError
 
 
@@ -46,7 +46,7 @@ def _run(arguments: Sequence[str]) -> None:
         with warnings.catch_warnings():
             # What overflows ends in a NonFiniteError, which says more than NumPy's warnings.
             warnings.simplefilter("ignore", RuntimeWarning)
-            run(parse(arguments))
+            do(parse(arguments))
     finally:
         sys.stdout.flush()  # while an output that takes no more can still become a sentence
 

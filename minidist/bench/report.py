@@ -42,13 +42,21 @@ class Step(NamedTuple):
     seconds: float
 
 
-def speed(images: Sequence[int], seconds: Sequence[float]) -> Speed:
+class Evaluated(NamedTuple):
+    """An evaluation in the middle of a training, after a step."""
+
+    step: int
+    accuracy: Accuracy
+
+
+def speed(images: Sequence[int], seconds: Sequence[float], ewma: float | None = None) -> Speed:
     """Return the speed of steps that took `seconds` for `images` each.
 
     As the ancestor: the mean is all images over all seconds, which for equal batches is
     batch / mean(seconds); with s the speeds of the n single steps, the uncertainty is
     std(s) / √n and the jitter 1.4826 · median(|s − median(s)|), the deviation of a normal
-    distribution with that median of distances.
+    distribution with that median of distances. With `ewma` = α, images and seconds of the step
+    that is i before the newest count (1 − α)^i times in the mean.
 
     Raises ValueError without steps, for lengths that differ, and for durations not above 0.
     """
@@ -58,9 +66,10 @@ def speed(images: Sequence[int], seconds: Sequence[float]) -> Speed:
             f"{len(images)} batches and {len(seconds)} durations"
         )
     speeds = np.asarray(images) / np.asarray(seconds)
+    weights = np.ones(len(speeds)) if ewma is None else (1 - ewma) ** np.arange(len(speeds))[::-1]
     p50, p90, p99 = np.percentile(speeds, [50, 90, 99]).tolist()
     return Speed(
-        mean=sum(images) / math.fsum(seconds),
+        mean=float(weights @ images / (weights @ seconds)),
         uncertainty=float(np.std(speeds)) / math.sqrt(len(speeds)),
         jitter=1.4826 * float(np.median(np.abs(speeds - p50))),
         p50=p50,
@@ -70,24 +79,54 @@ def speed(images: Sequence[int], seconds: Sequence[float]) -> Speed:
 
 
 def header(
-    flags: Flags, dataset: Dataset, devices: Sequence[str], num_batches: int, num_epochs: float
+    flags: Flags,
+    dataset: Dataset,
+    devices: Sequence[str],
+    num_batches: int,
+    num_epochs: float,
+    where: str = "",
 ) -> list[str]:
-    """Return the lines that describe a run of `num_batches` steps, or `num_epochs` epochs."""
+    """Return the lines that describe a run of `num_batches` steps, or `num_epochs` epochs.
+
+    `where` is a line of its own on where it begins, if not with a first step.
+    """
+    batch_size = flags.eval_batch_size if flags.eval and flags.eval_batch_size else flags.batch_size
     return [
         f"minidist:    {minidist.__version__}",
         f"Model:       {flags.model}",
         f"Dataset:     {dataset.name}{' (synthetic)' if dataset.synthetic else ''}",
-        f"Mode:        {'forward-only' if flags.forward_only else 'training'}",
-        f"Batch size:  {flags.batch_size * len(devices)} global",
-        f"             {flags.batch_size} per device",
+        f"Mode:        {_mode(flags)}",
+        f"Batch size:  {batch_size * len(devices)} global",
+        f"             {batch_size} per device",
         f"Num batches: {num_batches}",
         f"Num epochs:  {num_epochs:.2f}",
         f"Devices:     {list(devices)}",
         f"Data format: {flags.data_format}",
         f"Optimizer:   {flags.optimizer}",
         f"Variables:   {flags.variable_update}",
+        *_policy(flags),
+        f"Precision:   {flags.activations or 'float32'}",
+        *([where] if where else []),
         "==========",
     ]
+
+
+def _mode(flags: Flags) -> str:
+    if flags.eval:
+        return "evaluation"
+    if flags.forward_only:
+        return "forward-only"
+    return "training + evaluation" if flags.evaluates_during_training else "training"
+
+
+def _policy(flags: Flags) -> list[str]:
+    """Return the lines that say which kind of its policy this is."""
+    if flags.variable_update == "parameter_server":
+        return [f"Staged vars: {flags.staged_vars}"]
+    if flags.variable_update == "replicated":
+        spec = flags.policy_options().spec()
+        return [f"AllReduce:   {spec}", f"Consistency: {flags.variable_consistency}"]
+    return []
 
 
 def columns(loss_type: str, accuracy: bool) -> str:
@@ -107,6 +146,11 @@ def row(step: int, speed: Speed, loss: float, accuracy: Accuracy | None = None) 
 def closing(total_images_per_sec: float) -> list[str]:
     """Return the lines after the last row."""
     return [RULE, f"total images/sec: {total_images_per_sec:.2f}", RULE]
+
+
+def eval_row(step: int, examples_per_sec: float) -> str:
+    """Return the row of one step of an evaluation."""
+    return f"{step}\t{examples_per_sec:.1f} examples/sec"
 
 
 def accuracy_line(accuracy: Accuracy) -> str:
@@ -138,13 +182,16 @@ def document(
     flags: Flags,
     devices: Sequence[str],
     steps: Sequence[Step],
-    speed: Speed,
-    total_images_per_sec: float,
+    speed: Speed | None,
+    total_images_per_sec: float | None,
     accuracy: Accuracy | None,
+    evaluations: Sequence[Evaluated],
     weights_checksum: Sequence[str],
     parameters: int,
+    global_step: int,
+    resumed_at: int | None,
 ) -> dict[str, Any]:
-    """Return the results of a run in schema 1, ready for `write`.
+    """Return the results of a run in schema 1, ready for `write`; docs/bench.md has its fields.
 
     `parameters` counts the trainable elements of one replica; weights_checksum has one item for
     each replica.
@@ -154,9 +201,12 @@ def document(
         "config": flags.config(),
         "devices": list(devices),
         "steps": [step._asdict() for step in steps],
-        "images_per_sec": speed._asdict(),
+        "images_per_sec": None if speed is None else speed._asdict(),
         "total_images_per_sec": total_images_per_sec,
-        "accuracy": _accuracy(accuracy),
+        "accuracy": None if accuracy is None else _accuracy(accuracy),
+        "evaluations": [{"step": step, **_accuracy(found)} for step, found in evaluations],
+        "global_step": global_step,
+        "resumed_at": resumed_at,
         "weights_checksum": {str(replica): text for replica, text in enumerate(weights_checksum)},
         "parameters": parameters,
         "peak_memory_bytes": peak_memory_bytes(),
@@ -164,8 +214,18 @@ def document(
     }
 
 
-def _accuracy(accuracy: Accuracy | None) -> dict[str, float] | None:
-    return None if accuracy is None else {"top_1": accuracy.top_1, "top_5": accuracy.top_5}
+def comparison(flags: Flags, runs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of several runs, by the names of their policies, in schema 1."""
+    return {
+        "schema": SCHEMA,
+        "config": flags.config(),
+        "runs": dict(runs),
+        "versions": versions(),
+    }
+
+
+def _accuracy(accuracy: Accuracy) -> dict[str, float]:
+    return {"top_1": accuracy.top_1, "top_5": accuracy.top_5}
 
 
 def write(path: str | os.PathLike[str], results: Mapping[str, Any]) -> None:

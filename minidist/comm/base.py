@@ -1,8 +1,8 @@
 """Communicator: how buffers on several devices meet. It knows arrays and devices, not variables.
 
-The public verbs check what they are given, so that a mistake is named before any byte moves, and
-pack it; an implementation fills in the hook. A *row* is a list of arrays, and every replica gives a
-row with the same shapes and dtypes.
+The public verbs check what they are given, so that a mistake is named before any byte moves; what
+they do then is each subclass's own. A *row* is a list of arrays, and every replica gives a row with
+the same shapes and dtypes. Any number of threads may call the same communicator at once.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from minidist.comm.packing import Packer, Row
-from minidist.device import Device
+from minidist.comm.scratch import Row
 from minidist.errors import ShapeError, UsageError
+from minidist.kernels.reduce import alike
 
 
 class Communicator(ABC):
-    """Moves rows of arrays between the devices of one strategy."""
+    """Moves rows of arrays between the devices of one strategy.
 
-    def __init__(self, devices: Sequence[Device], packer: Packer | None = None) -> None:
-        self._device = devices[0]
-        self._packer = packer
+    order: the class of orders in which it sums, "serial", "ring" or "tree"; "mixed" where that
+        depends on the size of a tensor. Results are the same, bit for bit, within a class.
+    """
+
+    order: str
 
     def reduce(
         self,
@@ -31,11 +33,11 @@ class Communicator(ABC):
         scale: float = 1.0,
         threads: int,
     ) -> None:
-        """Put the sum over the replicas, in replica order, times `scale`, into one row.
+        """Put the sum over the replicas, in the algorithm's order, times `scale`, into one row.
 
         With weights it is Σ(w_i·x_i)·scale. Weights and scale are for floating-point rows. Runs on
         the calling thread with up to `threads` of the machine's.
-        Raises ShapeError naming the replica whose row does not fit.
+        Raises ShapeError naming the replica or destination whose row does not fit.
         """
         self.all_reduce(sources, [destination], weights, scale=scale, threads=threads)
 
@@ -48,15 +50,18 @@ class Communicator(ABC):
         scale: float = 1.0,
         threads: int,
     ) -> None:
-        """Put the same sum into several rows, one on each device that wants it."""
-        _check(sources, "all_reduce")
+        """Put the same sum into several rows, one on each device that wants it.
+
+        A destination's array may be the array of the same number in a source; it must not overlap
+        a source or a destination in any other way.
+        """
         if not destinations:
             raise UsageError("all_reduce has no destination; give a row for each device")
-        if self._packer is None:
-            self._all_reduce(sources, destinations, weights, scale, threads)
-            return
-        with self._packer.packed(sources, destinations, self._device) as (given, wanted):
-            self._all_reduce(given, wanted, weights, scale, threads)
+        if not alike((*sources, *destinations)):
+            _check(sources, destinations)
+        if weights is not None and len(weights) != len(sources):
+            raise UsageError(f"all_reduce: {len(weights)} weights for {len(sources)} replicas")
+        self._all_reduce(sources, destinations, weights, scale, threads)
 
     @abstractmethod
     def _all_reduce(
@@ -66,20 +71,30 @@ class Communicator(ABC):
         weights: Sequence[float] | None,
         scale: float,
         threads: int,
-    ) -> None: ...
+    ) -> None:
+        """Do it, for rows that fit each other."""
 
 
-def _check(rows: Sequence[Row], verb: str) -> None:
-    first = rows[0]
-    for replica, row in enumerate(rows[1:], 1):
-        if len(row) != len(first):
-            raise ShapeError(
-                f"{verb}: replica 0 gives {len(first)} tensors and replica {replica} gives "
-                f"{len(row)}; all replicas must give the same"
-            )
-        for i, (ours, theirs) in enumerate(zip(first, row, strict=True)):
-            if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+def columns(rows: Sequence[Row], members: Sequence[int]) -> list[Row]:
+    """Return only some of each row's arrays."""
+    return [[row[i] for i in members] for row in rows]
+
+
+def _check(sources: Sequence[Row], destinations: Sequence[Row]) -> None:
+    first = sources[0]
+    kinds = [(array.shape, array.dtype) for array in first]
+    for who, rows in (("replica", sources), ("destination", destinations)):
+        for number, row in enumerate(rows):
+            if row is first or [(array.shape, array.dtype) for array in row] == kinds:
+                continue
+            if len(row) != len(first):
                 raise ShapeError(
-                    f"{verb}: tensor {i} is {ours.dtype}{list(ours.shape)} in replica 0 and "
-                    f"{theirs.dtype}{list(theirs.shape)} in replica {replica}"
+                    f"all_reduce: replica 0 gives {len(first)} tensors and {who} {number} has "
+                    f"{len(row)}; all must have the same"
                 )
+            for i, (ours, theirs) in enumerate(zip(first, row, strict=True)):
+                if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+                    raise ShapeError(
+                        f"all_reduce: tensor {i} is {ours.dtype}{list(ours.shape)} in replica 0 "
+                        f"and {theirs.dtype}{list(theirs.shape)} in {who} {number}"
+                    )

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from minidist.comm.scratch import Row, Scratch
 from minidist.device import Array, Device
 from minidist.errors import UsageError
 from minidist.kernels.reduce import offsets
 
-Row = Sequence[Array]
 Kind = tuple[tuple[int, ...], Any]  # shape and dtype of a tensor
 
 
@@ -45,40 +45,37 @@ class Packer(ABC):
 
     @contextmanager
     def packed(
-        self, sources: Sequence[Row], destinations: Sequence[Row], device: Device
+        self, sources: Sequence[Row], destinations: Sequence[Row], devices: Sequence[Device]
     ) -> Iterator[tuple[list[Row], list[Row]]]:
         """Pack rows for the length of a with statement, and unpack what was put into them.
 
-        What it gives stands for the sources and the destinations: the packed tensors of all
-        destinations are in the buffers of the first source. The buffers are leased from the
-        device, so in the steady state nothing is allocated.
+        What it gives stands for the sources and the destinations: source i is packed into buffers
+        leased from device i, and destination i is unpacked from these, modulo how many there are.
         """
         buffers = self.buffers(sources[0])
         alone = sorted(set(range(len(sources[0]))).difference(*[b.members for b in buffers]))
-        leases = []
-        try:
-            rows: list[list[Array]] = []
-            for source in sources:
-                rows.append([])
+        with Scratch() as scratch:
+            flats: list[list[Array]] = []
+            for replica, source in enumerate(sources):
+                device = devices[replica % len(devices)]
+                flats.append([])
                 for buffer in buffers:
                     arrays = [source[i] for i in buffer.members]
-                    lease = device.lease((sum(a.size for a in arrays),), arrays[0].dtype)
-                    leases.append(lease)
-                    rows[-1].append(lease.array)
-                    for place, array in zip(_places(lease.array, arrays), arrays, strict=True):
+                    flat = scratch.flat(device, sum(a.size for a in arrays), arrays[0].dtype)
+                    flats[-1].append(flat)
+                    for place, array in zip(_places(flat, arrays), arrays, strict=True):
                         device.copy(place, array)
+            own = [flats[i % len(flats)] for i in range(len(destinations))]
             yield (
-                [_row(buffers, rows[r], source, alone) for r, source in enumerate(sources)],
-                [_row(buffers, rows[0], destination, alone) for destination in destinations],
+                [_row(buffers, *both, alone) for both in zip(flats, sources, strict=True)],
+                [_row(buffers, *both, alone) for both in zip(own, destinations, strict=True)],
             )
-            for flat, buffer in zip(rows[0], buffers, strict=True):
-                for destination in destinations:
-                    arrays = [destination[i] for i in buffer.members]
+            for i, destination in enumerate(destinations):
+                device = devices[i % len(devices)]
+                for flat, buffer in zip(own[i], buffers, strict=True):
+                    arrays = [destination[k] for k in buffer.members]
                     for place, array in zip(_places(flat, arrays), arrays, strict=True):
                         device.copy(array, place)
-        finally:
-            for lease in leases:
-                lease.release()
 
 
 class Packs(Packer):

@@ -17,8 +17,9 @@ import re
 import threading
 from collections.abc import Iterable
 
-from minidist.device.base import ALIGNMENT, Array, Device, Event, Lease, Stream
+from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream
 from minidist.device.cpu import CpuDevice, Host
+from minidist.device.lease import Lease
 from minidist.errors import UsageError
 
 __all__ = ["ALIGNMENT", "Array", "Device", "Event", "Lease", "Stream", "devices", "get", "host"]

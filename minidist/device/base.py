@@ -1,7 +1,6 @@
-"""Device, Stream, Event and Lease: where arrays live, and in what order work on them happens.
+"""Device, Stream and Event: where arrays live, and in what order work on them happens.
 
-One kind of device is one subclass. The base holds what is the same for all: names, and the rule
-that a leased buffer comes back only after its last reader's event.
+One kind of device is one subclass. The base holds what is the same for all.
 
 A *stream* does its work in the order given. An *event* marks a position in one stream: it has
 happened once all work given to the stream before `record` is done. Another stream, or a thread,
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidist.device.lease import Lease, Pool
+from minidist.dtypes import as_dtype
 from minidist.errors import HangError, UsageError
 
 if TYPE_CHECKING:
@@ -51,16 +52,24 @@ class Stream(ABC):
         self.role = role
 
     @abstractmethod
-    def submit(self, work: Callable[[], object]) -> None:
-        """Do `work` after everything given before; what it refers to is kept alive until then."""
+    def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
+        """Do `work` after everything given before; what it refers to is kept alive until then.
+
+        What is `brief`, some microseconds, the caller may have to do itself, where nothing is
+        given before and handing over would cost more.
+        """
 
     @abstractmethod
     def record(self) -> Event:
         """Return the event of having done everything given so far."""
 
     @abstractmethod
-    def wait(self, event: Event) -> None:
-        """Let what is given from now on start only after `event`, of any stream or device."""
+    def wait(self, event: Event, timeout: float = math.inf) -> None:
+        """Let what is given from now on start only after `event`, of any stream or device.
+
+        A stream whose work the calling thread does itself blocks; then the event's `wait` says
+        what is raised.
+        """
 
     def synchronize(self, timeout: float = math.inf) -> None:
         """Block the calling thread until everything given so far is done."""
@@ -72,54 +81,6 @@ class Stream(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.role} stream of {self.device.short}>"
-
-
-class Lease:
-    """A buffer out of a device's pool: `array` is valid until `release`."""
-
-    __slots__ = ("_pool", "array")
-
-    def __init__(self, array: Array, pool: _Pool) -> None:
-        self.array = array
-        self._pool: _Pool | None = pool
-
-    def release(self, after: Sequence[Event] = ()) -> None:
-        """Give the buffer back, for use again once all `after` (its readers' events) are done."""
-        if self._pool is None:
-            raise UsageError(
-                "a lease was released twice: its buffer may already be somebody else's"
-            )
-        pool, self._pool = self._pool, None
-        pool.give_back(self.array, tuple(after))
-        self.array = None
-
-
-class _Pool:
-    """Buffers of one device, used again by shape and dtype."""
-
-    def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array]) -> None:
-        self._allocate = allocate
-        self._lock = threading.Lock()
-        self._free: dict[
-            tuple[tuple[int, ...], np.dtype[Any]], list[tuple[Array, tuple[Event, ...]]]
-        ] = {}
-
-    def lease(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Lease:
-        with self._lock:
-            waiting = self._free.get((shape, dtype), [])
-            for i, (array, events) in enumerate(waiting):
-                if all(event.done() for event in events):
-                    del waiting[i]
-                    return Lease(array, self)
-        return Lease(self._allocate(shape, dtype), self)
-
-    def give_back(self, array: Array, events: tuple[Event, ...]) -> None:
-        with self._lock:
-            self._free.setdefault((array.shape, array.dtype), []).append((array, events))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._free.clear()
 
 
 class Device(ABC):
@@ -145,7 +106,7 @@ class Device(ABC):
         """
         self._streams: dict[str, Stream] = {}
         self._lock = threading.Lock()
-        self._pool = _Pool(self.allocate)
+        self._pool = Pool(self.allocate)
 
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
@@ -164,6 +125,10 @@ class Device(ABC):
         """Copy `source` of any device of this kind or the host into `destination` here."""
 
     @abstractmethod
+    def tie(self, array: Array, owner: object) -> Array:
+        """Return a view of `array`; it keeps `owner` alive, and so does every view of it."""
+
+    @abstractmethod
     def _new_stream(self, role: str) -> Stream: ...
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Device:
@@ -171,7 +136,7 @@ class Device(ABC):
 
     def lease(self, shape: Sequence[int], dtype: Any) -> Lease:
         """Borrow a buffer; in the steady state that allocates nothing."""
-        return self._pool.lease(tuple(shape), np.dtype(dtype))
+        return self._pool.lease(tuple(shape), as_dtype(dtype))
 
     def stream(self, role: str) -> Stream:
         """Return the stream for "compute", "copy" or "communication", made at first use."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,12 @@ import numpy as np
 
 from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream, hang
 from minidist.device.cpu_ops import CpuOps
+from minidist.dtypes import as_dtype
 from minidist.kernels.rendezvous import Fence
+from minidist.patience import TICK
+
+
+SPIN = 100e-6  # seconds that a thread polls for a stream's event before it sleeps
 
 
 class CpuDevice(Device):
@@ -28,7 +34,7 @@ class CpuDevice(Device):
     ops = CpuOps()
 
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
-        dtype = np.dtype(dtype).newbyteorder("=")
+        dtype = as_dtype(dtype).newbyteorder("=")
         nbytes = math.prod(shape) * dtype.itemsize
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
@@ -46,6 +52,9 @@ class CpuDevice(Device):
     def copy(self, destination: Array, source: Array) -> None:
         np.copyto(destination, source, casting="equiv")  # another byte order is no other dtype
 
+    def tie(self, array: Array, owner: object) -> Array:
+        return np.asarray(_Tied(array, owner)).view(array.dtype)
+
     def _new_stream(self, role: str) -> Stream:
         return _InlineStream(self, role) if role == "compute" else _ThreadStream(self, role)
 
@@ -60,6 +69,21 @@ class Host(CpuDevice):
     kind = "host"
 
 
+class _Tied:
+    """An array's memory, and somebody who is kept alive by it.
+
+    A view of a NumPy array holds the array at the root and none on the way there. But it takes
+    this for memory and not for an array, so each view holds it, or an array that does.
+    """
+
+    __slots__ = ("__array_interface__", "_array", "_owner")
+
+    def __init__(self, array: Array, owner: object) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._array = array
+        self._owner = owner
+
+
 class _Done(Event):
     """The event of a stream that does everything at once."""
 
@@ -70,87 +94,121 @@ class _Done(Event):
         pass
 
 
+_DONE = _Done()
+
+
 class _InlineStream(Stream):
-    def submit(self, work: Callable[[], object]) -> None:
+    def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
         work()
 
     def record(self) -> Event:
-        return _Done()
+        return _DONE
 
-    def wait(self, event: Event) -> None:
-        event.wait()
+    def wait(self, event: Event, timeout: float = math.inf) -> None:
+        event.wait(timeout)
+
+
+class _Spell:
+    """The work of a stream between two failures: after the first, all that follows is skipped."""
+
+    __slots__ = ("failed_at", "failure")
+
+    def __init__(self) -> None:
+        self.failed_at = 0
+        self.failure: BaseException | None = None
 
 
 class _ThreadEvent(Event):
-    def __init__(self, stream: _ThreadStream, position: int) -> None:
+    __slots__ = ("_spell", "position", "stream")
+
+    def __init__(self, stream: _ThreadStream, position: int, spell: _Spell) -> None:
         self.stream = stream
         self.position = position
+        self._spell = spell
 
     def done(self) -> bool:
         return self.stream.finished.value >= self.position
 
     def wait(self, timeout: float = math.inf) -> None:
-        if not self.stream.finished.wait(self.position, timeout):
-            raise hang(self.stream, timeout)
-        self.stream.raise_failure()
+        deadline, left = time.monotonic() + timeout, timeout
+        while not self.stream.finished.wait(self.position, min(TICK, left)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise hang(self.stream, timeout)
+        failure = self._spell.failure
+        if failure is not None and self.position >= self._spell.failed_at:
+            self.stream.told(self._spell)
+            raise failure
 
 
 class _ThreadStream(Stream):
     """A stream with a thread of its own.
 
     `given` counts what was submitted and `finished` what was done; an event is a count to reach.
-    After work has raised, later work is skipped (it may rely on what failed) and whoever waits
-    gets the exception; then the stream goes on.
+    Brief work that finds nothing before it is done by who submits it: waking the thread would take
+    longer. After work has raised, later work is skipped (it may rely on what failed) until somebody
+    was told: whoever waits for work that failed or was skipped gets the exception.
     """
 
     def __init__(self, device: Device, role: str) -> None:
         super().__init__(device, role)
-        self.finished = Fence()
-        self._given = Fence()
-        self._queue: deque[Callable[[], object]] = deque()
-        self._lock = threading.Lock()
-        self._failure: BaseException | None = None
+        self.finished = Fence(SPIN)
+        self._given = 0
+        self._handed_over = Fence()  # raised with each piece of work for the thread
+        self._queue: deque[tuple[int, Callable[[], object], _Spell]] = deque()
+        self._lock = threading.RLock()  # the garbage collector may call what submits, from here
+        self._spell = _Spell()
         self._thread = threading.Thread(
             target=self._loop, name=f"minidist {device.short} {role} stream", daemon=True
         )
         self._thread.start()
 
-    def submit(self, work: Callable[[], object]) -> None:
+    def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
         with self._lock:
-            self._queue.append(work)
-            self._given.advance()
+            if brief and self.finished.value == self._given:
+                self._do(work, self._spell, self._given + 1)
+                self._given += 1
+                self.finished.advance()
+            else:
+                self._given += 1
+                self._queue.append((self._given, work, self._spell))
+                self._handed_over.advance()
 
     def record(self) -> Event:
-        return _ThreadEvent(self, self._given.value)
+        return _ThreadEvent(self, self._given, self._spell)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event, timeout: float = math.inf) -> None:
         if isinstance(event, _ThreadEvent) and event.stream is self:
             return
-        self.submit(event.wait)
+        self.submit(lambda: event.wait(timeout), brief=event.done())
 
-    def raise_failure(self) -> None:
-        """Raise what work of this stream has raised, once."""
+    def told(self, spell: _Spell) -> None:
+        """Go on: what is given from now on is not skipped for what failed in `spell`."""
         with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+            if self._spell is spell:
+                self._spell = _Spell()
 
     def end(self) -> None:
-        self._given.lift()
+        self._handed_over.lift()
         self._thread.join()
 
     def _loop(self) -> None:
-        done = 0
+        pieces = 0
         while True:
-            done += 1
-            self._given.wait(done)
+            pieces += 1
+            self._handed_over.wait(pieces)
             if not self._queue:  # the fence was lifted: nothing will come any more
                 return
-            work = self._queue.popleft()
-            if self._failure is None:
-                try:
-                    work()
-                except BaseException as failure:
-                    self._failure = failure
+            position, work, spell = self._queue.popleft()
+            self._do(work, spell, position)
             del work  # what it refers to may be freed before the next piece comes
             self.finished.advance()
+
+    @staticmethod
+    def _do(work: Callable[[], object], spell: _Spell, position: int) -> None:
+        if spell.failure is None:
+            try:
+                work()
+            except BaseException as failure:
+                spell.failed_at = position
+                spell.failure = failure

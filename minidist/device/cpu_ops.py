@@ -5,15 +5,17 @@ Everything here runs on the thread that asks and releases the GIL in what takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from minidist.device.base import Array
 from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
+from minidist.device.cpu_narrow import compute, in_float32, rounded, rounding, widened
 from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
+from minidist.dtypes import as_array, as_dtype, is_narrow
 from minidist.kernels import layer, reduce, update
 
 _BLOCK_ROWS = 256  # rows of a matrix that are summed in one go
@@ -21,7 +23,10 @@ _RELATIONS = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal}
 
 
 class CpuOps(Ops):
-    """NumPy arrays, C-contiguous. NumPy gives numbers for rank 0, so results pass `asarray`."""
+    """NumPy arrays, C-contiguous. NumPy gives numbers for rank 0, so results pass `asarray`.
+
+    Verbs that only move elements take any dtype; see `cpu_narrow.py` for those that compute.
+    """
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -31,7 +36,8 @@ class CpuOps(Ops):
         return view
 
     def full(self, shape: Shape, value: float, dtype: Any) -> Array:
-        return np.full(shape, value, dtype)
+        dtype = as_dtype(dtype)
+        return np.full(shape, as_array(value, dtype) if is_narrow(dtype) else value, dtype)
 
     def copy(self, a: Array) -> Array:
         return np.array(a, order="C")
@@ -40,34 +46,65 @@ class CpuOps(Ops):
         return a is b or np.may_share_memory(a, b)
 
     def cast(self, a: Array, dtype: Any) -> Array:
-        return a.astype(dtype, order="C")
+        dtype = as_dtype(dtype)
+        if a.dtype == dtype:
+            return np.array(a, order="C")
+        if is_narrow(dtype):
+            return rounded(a, dtype)
+        return widened(a).astype(dtype, order="C", copy=False)
+
+    def convert(self, destinations: Tensors, sources: Tensors, *, threads: int) -> None:
+        pairs: dict[Any, tuple[list[Array], list[Array]]] = {}
+        for into, array in zip(destinations, sources, strict=True):
+            columns = pairs.setdefault((into.dtype, array.dtype), ([], []))
+            columns[0].append(into)
+            columns[1].append(array)
+        for (to, dtype), (wanted, given) in pairs.items():
+            narrow, wide = sorted((to, dtype), key=lambda one: one.itemsize)
+            if is_narrow(narrow) and wide == np.float32:
+                reduce.cast(wanted, given, threads=threads)
+                continue
+            for into, array in zip(wanted, given, strict=True):
+                np.copyto(into, self.cast(array, to))
+
+    def at_once(self, function: Callable[..., Any], *arrays: Array) -> Any:
+        return compute(function, *arrays)
 
     # -- elementwise ---------------------------------------------------------------------------
 
+    @in_float32
     def add(self, a: Array, b: Array) -> Array:
         return np.asarray(np.add(a, b))
 
+    @in_float32
     def subtract(self, a: Array, b: Array) -> Array:
         return np.asarray(np.subtract(a, b))
 
+    @in_float32
     def multiply(self, a: Array, b: Array) -> Array:
         return np.asarray(np.multiply(a, b))
 
+    @in_float32
     def divide(self, a: Array, b: Array) -> Array:
         return np.asarray(np.divide(a, b))
 
+    @in_float32
     def power(self, a: Array, exponent: float) -> Array:
         return np.asarray(np.power(a, exponent))
 
+    @in_float32
     def negative(self, a: Array) -> Array:
         return np.asarray(np.negative(a))
 
+    @in_float32
     def exp(self, a: Array) -> Array:
         return np.asarray(np.exp(a))
 
+    @in_float32
     def log(self, a: Array) -> Array:
         return np.asarray(np.log(a))
 
+    @in_float32
     def sqrt(self, a: Array) -> Array:
         return np.asarray(np.sqrt(a))
 
@@ -75,18 +112,24 @@ class CpuOps(Ops):
         return np.asarray(_RELATIONS[relation](a, b))
 
     def accumulate(self, a: Array, b: Array) -> None:
-        np.add(a, b, out=a)
+        if is_narrow(a.dtype):
+            a[...] = self.add(a, b)
+        else:
+            np.add(a, b, out=a)
 
+    @in_float32
     def relu(self, x: Array) -> Array:
         y = np.empty_like(x)
         layer.relu(x, y)
         return y
 
+    @in_float32
     def relu_backward(self, dy: Array, y: Array) -> Array:
         dx = np.empty_like(y)
         layer.relu_backward(dy, y, dx)
         return dx
 
+    @in_float32
     def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
         y = np.empty_like(x)
         layer.dropout(x, y, rate, key, counter)
@@ -126,7 +169,10 @@ class CpuOps(Ops):
         # NumPy adds single elements, in order, several times faster than rows.
         width = prod(a.shape[1:])
         places = indices[:, None] * width + np.arange(width)
-        np.add.at(a.reshape(-1), places.reshape(-1), rows.reshape(-1))
+        total = widened(a)
+        np.add.at(total.reshape(-1), places.reshape(-1), widened(rows).reshape(-1))
+        if total is not a:
+            a[...] = rounded(total, a.dtype)
 
     def unique(self, indices: Array) -> tuple[Array, Array]:
         distinct, places = np.unique(indices, return_inverse=True)
@@ -134,67 +180,81 @@ class CpuOps(Ops):
 
     # -- reductions ----------------------------------------------------------------------------
 
+    @in_float32
     def reduce_sum(self, a: Array, axes: Axis, keepdims: bool) -> Array:
         if a.ndim > 1 and axes == tuple(range(a.ndim - 1)) and not keepdims:
             return _column_sums(a)
         return np.asarray(np.sum(a, axis=axes, dtype=a.dtype, keepdims=keepdims))
 
+    @in_float32
     def reduce_max(self, a: Array, axes: Axis, keepdims: bool) -> Array:
         return np.asarray(np.max(a, axis=axes, keepdims=keepdims))
 
+    @in_float32
     def argmax(self, a: Array, axis: int) -> Array:
         return np.asarray(np.argmax(a, axis=axis))
 
     # -- linear --------------------------------------------------------------------------------
 
+    @in_float32
     def matmul(
         self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False
     ) -> Array:
         return np.matmul(a.T if transpose_a else a, b.T if transpose_b else b)
 
+    @in_float32
     def dense(self, x: Array, w: Array, bias: Array) -> Array:
         y = np.matmul(x, w)
         y += bias
         return y
 
+    @in_float32
     def conv2d(self, x: Array, w: Array, window: Window) -> Array:
         return convolve(x, w, window)
 
+    @in_float32
     def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
         return convolve_input(dy, w, x_shape, window)
 
+    @in_float32
     def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
         return convolve_filter(x, dy, w_shape, window)
 
     # -- pooling and normalisation -------------------------------------------------------------
 
+    @in_float32
     def max_pool(self, x: Array, window: Window) -> tuple[Array, Array]:
         y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
         winners = np.empty(y.shape, np.int32)
         layer.max_pool(x, y, winners, *window.position)
         return y, winners
 
+    @in_float32
     def max_pool_backward(self, dy: Array, saved: Array, x_shape: Shape, window: Window) -> Array:
         dx = np.empty(x_shape, dy.dtype)
         layer.max_pool_backward(dy, saved, dx, *window.position)
         return dx
 
+    @in_float32
     def average_pool(self, x: Array, window: Window) -> Array:
         y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
         layer.average_pool(x, y, *window.position)
         return y
 
+    @in_float32
     def average_pool_backward(self, dy: Array, x_shape: Shape, window: Window) -> Array:
         dx = np.empty(x_shape, dy.dtype)
         layer.average_pool_backward(dy, dx, *window.position)
         return dx
 
+    @rounding(0)
     def moments(self, x: Array) -> tuple[Array, Array]:
         count = max(prod(x.shape[:-1]), 1)
         mean = _column_sums(x) / x.dtype.type(count)
         centered = x - mean
         return mean, _column_sums(centered * centered) / x.dtype.type(count)
 
+    @in_float32
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
     ) -> Array:
@@ -203,6 +263,7 @@ class CpuOps(Ops):
         y += offset
         return y
 
+    @rounding(1)
     def normalize_backward(
         self,
         dy: Array,
@@ -230,10 +291,12 @@ class CpuOps(Ops):
 
     # -- losses --------------------------------------------------------------------------------
 
+    @in_float32
     def softmax(self, x: Array) -> Array:
         y = self.log_softmax(x)
         return np.exp(y, out=y)
 
+    @in_float32
     def log_softmax(self, x: Array) -> Array:
         if not x.size:
             return np.zeros_like(x)
@@ -241,6 +304,7 @@ class CpuOps(Ops):
         y -= np.log(np.sum(np.exp(y), axis=-1, keepdims=True))
         return y
 
+    @in_float32
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
         losses = np.empty(len(logits), logits.dtype)
         dlogits = np.empty_like(logits)
@@ -257,10 +321,17 @@ class CpuOps(Ops):
         lr: float,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         update.sgd(
-            weights, gradients, lr=lr, scale=scale, weight_decay=weight_decay, threads=threads
+            weights,
+            gradients,
+            lr=lr,
+            scale=scale,
+            weight_decay=weight_decay,
+            clip=clip,
+            threads=threads,
         )
 
     def momentum(
@@ -274,6 +345,7 @@ class CpuOps(Ops):
         nesterov: bool,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         update.momentum(
@@ -285,6 +357,7 @@ class CpuOps(Ops):
             nesterov=nesterov,
             scale=scale,
             weight_decay=weight_decay,
+            clip=clip,
             threads=threads,
         )
 
@@ -301,6 +374,7 @@ class CpuOps(Ops):
         epsilon: float,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         update.rmsprop(
@@ -314,6 +388,7 @@ class CpuOps(Ops):
             epsilon=epsilon,
             scale=scale,
             weight_decay=weight_decay,
+            clip=clip,
             threads=threads,
         )
 
@@ -331,6 +406,7 @@ class CpuOps(Ops):
         step: int,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         update.adam(
@@ -345,6 +421,7 @@ class CpuOps(Ops):
             step=step,
             scale=scale,
             weight_decay=weight_decay,
+            clip=clip,
             threads=threads,
         )
 
@@ -359,8 +436,11 @@ class CpuOps(Ops):
     ) -> None:
         reduce.sum(destinations, sources, weights=weights, scale=scale, threads=threads)
 
+    def sum_squares(self, tensors: Tensors, *, threads: int) -> float:
+        return reduce.sum_squares(tensors, threads=threads)
+
     def first_nonfinite(self, tensors: Tensors) -> int:
-        return reduce.first_nonfinite(tensors)
+        return reduce.first_nonfinite([widened(tensor) for tensor in tensors])
 
 
 def _column_sums(a: Array) -> Array:

@@ -7,12 +7,16 @@ device gains by doing things together.
 
 Images are [n, height, width, channels] (NHWC), filters [height, width, in, out] (HWIO). A `Window`
 is where a filter or pool lies on an image. Any length may be 0.
+
+Narrow arrays, float16 or bfloat16, may stand wherever float32 may. A verb computes them in float32
+at least, sums included, and rounds each of its results once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +67,19 @@ class Ops(ABC):
 
     @abstractmethod
     def cast(self, a: Array, dtype: Any) -> Array:
-        """Convert elements to another dtype."""
+        """Convert elements to another dtype, rounded once; what is too large becomes infinite."""
+
+    @abstractmethod
+    def convert(self, destinations: Tensors, sources: Tensors, *, threads: int) -> None:
+        """Store what `cast` returns of each source in the destination of its number and shape."""
+
+    @abstractmethod
+    def at_once(self, function: Callable[..., Any], *arrays: Array) -> Any:
+        """Return function(*arrays), a few verbs in a row, as one verb would.
+
+        Of narrow arrays nothing in between is rounded to their dtype, only the result (an array
+        or a tuple of arrays).
+        """
 
     # -- elementwise; shapes broadcast ---------------------------------------------------------
 
@@ -208,7 +224,11 @@ class Ops(ABC):
 
     @abstractmethod
     def moments(self, x: Array) -> tuple[Array, Array]:
-        """Mean and biased variance of [..., c] over all axes but the last; 0 and 0 of nothing."""
+        """Mean and biased variance of [..., c] over all axes but the last; 0 and 0 of nothing.
+
+        They are at least float32, also where x is narrow; so are mean, variance, scale and offset
+        and their gradients below.
+        """
 
     @abstractmethod
     def normalize(
@@ -257,9 +277,13 @@ class Ops(ABC):
         lr: float,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
-        """w −= lr·g', where here and below g' = g·scale + weight_decay·w."""
+        """w −= lr·g', where here and below g' = clipped(g·scale) + weight_decay·w.
+
+        Each element is clipped to [−clip, clip]; NaN stays NaN.
+        """
 
     @abstractmethod
     def momentum(
@@ -273,6 +297,7 @@ class Ops(ABC):
         nesterov: bool,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         """m = μ·m + g'; w −= lr·m, with Nesterov w −= lr·(g' + μ·m)."""
@@ -291,6 +316,7 @@ class Ops(ABC):
         epsilon: float,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         """s = ρ·s + (1−ρ)·g'²; m = μ·m + lr·g'/√(s + ε); w −= m."""
@@ -310,6 +336,7 @@ class Ops(ABC):
         step: int,
         scale: float,
         weight_decay: Sequence[float],
+        clip: float = inf,
         threads: int,
     ) -> None:
         """Algorithm 1 of Kingma and Ba, `step` counted from 1."""
@@ -326,8 +353,13 @@ class Ops(ABC):
     ) -> None:
         """destinations[d][t] = ((w0·s0[t] + w1·s1[t]) + …)·scale, in the order of the sources.
 
-        A destination may be the very same array as a source.
+        A destination may be the very same array as a source. Sources may be narrow; they are
+        added up in float32, and their destinations are float32 or of the same dtype.
         """
+
+    @abstractmethod
+    def sum_squares(self, tensors: Tensors, *, threads: int) -> float:
+        """Σ x² over all elements, in float64; the same bits for any number of threads."""
 
     @abstractmethod
     def first_nonfinite(self, tensors: Tensors) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from minidist import context, ops, random
 from minidist.creation import create
 from minidist.device.ops import Shape
+from minidist.dtypes import as_dtype, is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.initializers import Initializer
 from minidist.tensor import Tensor
@@ -54,7 +55,7 @@ class Layer(ABC):
         shape = _lengths(self.name, input_shape)
         try:
             self.output_shape = self._build(
-                shape, context.frame().dtype if dtype is None else dtype
+                shape, context.frame().dtype if dtype is None else as_dtype(dtype)
             )
         except ShapeError as error:
             raise ShapeError(
@@ -64,7 +65,10 @@ class Layer(ABC):
         return self.output_shape
 
     def __call__(self, x: ops.TensorLike, training: bool = False) -> Tensor:
-        """Compute on a batch [n, *input_shape] -> [n, *output_shape]."""
+        """Compute on a batch [n, *input_shape] -> [n, *output_shape].
+
+        On float16 and bfloat16 it computes in that dtype, casting its variables where it uses them.
+        """
         x = ops.as_tensor(x)
         if self.input_shape is None:
             raise ContextError(
@@ -89,6 +93,13 @@ class Layer(ABC):
     @abstractmethod
     def _call(self, x: Tensor, training: bool) -> Tensor:
         """Compute on a batch of the shape that the layer is built for."""
+
+    def _beside(self, x: Tensor, variable: Variable) -> ops.TensorLike:
+        """Return a variable for use with `x`: in its dtype where that is float16 or bfloat16.
+
+        The variable keeps its own dtype, and so does its gradient.
+        """
+        return ops.cast(variable, x.dtype) if is_narrow(x.dtype) else variable
 
     def _variable(
         self, name: str, shape: Shape, dtype: Any, initializer: Initializer, trainable: bool = True

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minidist import context, ops
 from minidist.device.ops import Shape
+from minidist.dtypes import is_narrow
 from minidist.errors import ShapeError, UsageError
 from minidist.initializers import ones, zeros
 from minidist.moving_average import assign_moving_averages
@@ -44,6 +47,7 @@ class BatchNorm(Layer):
         size = shape[-1:]
         self.gamma = self._variable("gamma", size, dtype, ones())
         self.beta = self._variable("beta", size, dtype, zeros())
+        dtype = np.float32 if is_narrow(dtype) else dtype  # as the moments are
         self.moving_mean = self._variable("moving_mean", size, dtype, zeros(), trainable=False)
         self.moving_variance = self._variable(
             "moving_variance", size, dtype, ones(), trainable=False

@@ -44,9 +44,10 @@ class Dense(Layer):
         return (self.units,)
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
+        kernel = self._beside(x, self.kernel)
         if self.use_bias:
-            return ops.dense(x, self.kernel, self.bias)
-        return ops.matmul(x, self.kernel)
+            return ops.dense(x, kernel, self._beside(x, self.bias))
+        return ops.matmul(x, kernel)
 
 
 class Conv2D(Layer):
@@ -85,5 +86,5 @@ class Conv2D(Layer):
         return (*where.output, self.filters)
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
-        y = ops.conv2d(x, self.kernel, self.strides, self.padding)
-        return ops.bias_add(y, self.bias) if self.use_bias else y
+        y = ops.conv2d(x, self._beside(x, self.kernel), self.strides, self.padding)
+        return ops.bias_add(y, self._beside(x, self.bias)) if self.use_bias else y

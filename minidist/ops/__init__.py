@@ -4,6 +4,10 @@ An operation checks what it is given, computes through `device.ops`, and hands `
 closure that turns the gradient of its result into gradients of its inputs. Images are NHWC. All
 inputs of one operation are of one dtype and on one device; a Python number takes the dtype of the
 Tensor beside it. Errors are ShapeErrors that name the operation and the shapes.
+
+float16 and bfloat16 are computed in float32, forward and backward, and what comes out, result or
+gradient, is rounded once to the dtype that went in. Losses and the moments of batch normalisation
+are float32.
 """
 
 from __future__ import annotations

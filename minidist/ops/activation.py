@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minidist.device.base import Array
 from minidist.device.ops import Words
 from minidist.errors import ShapeError, UsageError
@@ -43,11 +41,11 @@ def softmax(x: TensorLike) -> Tensor:
     ops = x.device.ops
     y = ops.softmax(x.array)
 
-    def backward(dy: Array, _: Any) -> tuple[Array]:
+    def slope(dy: Array, y: Array) -> Array:
         inner = ops.reduce_sum(ops.multiply(dy, y), (y.ndim - 1,), True)
-        return (ops.multiply(y, ops.subtract(dy, inner)),)
+        return ops.multiply(y, ops.subtract(dy, inner))
 
-    return record(y, (x,), backward)
+    return record(y, (x,), lambda dy, _: (ops.at_once(slope, dy, y),))
 
 
 def log_softmax(x: TensorLike) -> Tensor:
@@ -56,11 +54,11 @@ def log_softmax(x: TensorLike) -> Tensor:
     ops = x.device.ops
     y = ops.log_softmax(x.array)
 
-    def backward(dy: Array, _: Any) -> tuple[Array]:
+    def slope(dy: Array, y: Array) -> Array:
         total = ops.reduce_sum(dy, (y.ndim - 1,), True)
-        return (ops.subtract(dy, ops.multiply(ops.exp(y), total)),)
+        return ops.subtract(dy, ops.multiply(ops.exp(y), total))
 
-    return record(y, (x,), backward)
+    return record(y, (x,), lambda dy, _: (ops.at_once(slope, dy, y),))
 
 
 def _with_axis(operation: str, x: TensorLike) -> Tensor:

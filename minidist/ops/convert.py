@@ -9,6 +9,7 @@ import numpy as np
 
 from minidist import context
 from minidist.delegate import Delegate, current
+from minidist.dtypes import as_array, is_narrow, kind
 from minidist.errors import ContextError, ShapeError
 from minidist.indexed_slices import IndexedSlices
 from minidist.tape import Readable
@@ -19,23 +20,22 @@ from minidist.tensor import Tensor
 TensorLike = (
     Tensor | Readable | Delegate | IndexedSlices | np.ndarray[Any, Any] | Sequence[Any] | float
 )
-_Number = (int, float, np.number, np.bool_)
 
 
 def constant(value: TensorLike, dtype: Any = None) -> Tensor:
     """Return a copy of `value` on this thread's device.
 
     Python floats, alone or nested in lists, become float32 (see md.default_dtype), integers int64;
-    what NumPy made keeps its dtype unless `dtype` is given. To a tape the result is no function of
-    `value`.
+    what NumPy made keeps its dtype unless `dtype` ("float32", "bfloat16" …) is given. To a tape the
+    result is no function of `value`.
     """
     if isinstance(value, Tensor | Delegate | IndexedSlices) or hasattr(value, "read"):
         value = as_tensor(value).numpy()
-    array = np.asarray(value, dtype)
+    array = as_array(value, dtype)
     own_dtype = isinstance(value, (np.ndarray, np.generic))
     if dtype is None and array.dtype == np.float64 and not own_dtype:
-        array = array.astype(context.frame().dtype)
-    if array.dtype.kind not in "fiub":
+        array = as_array(array, context.frame().dtype)
+    if kind(array.dtype) not in "fiub":
         raise ShapeError(
             f"constant: no Tensor can hold elements of type {array.dtype}; give numbers or booleans"
         )
@@ -66,10 +66,10 @@ def operands(operation: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tens
 
     Raises ShapeError naming the operation if the dtypes differ, ContextError if the devices do.
     """
-    if isinstance(b, _Number) and not isinstance(a, _Number):
+    if _is_number(b) and not _is_number(a):
         a = as_tensor(a)
         return a, _number(operation, b, a)
-    if isinstance(a, _Number) and not isinstance(b, _Number):
+    if _is_number(a) and not _is_number(b):
         b = as_tensor(b)
         return _number(operation, a, b), b
     if isinstance(a, Delegate) or isinstance(b, Delegate):
@@ -101,19 +101,26 @@ def fit_device(operation: str, first: Tensor, other: Tensor) -> None:
 
 
 def floats(operation: str, value: TensorLike) -> Tensor:
-    """Return a Tensor of float32 or float64; raise ShapeError for another dtype."""
+    """Return a Tensor of floating point, of 16, 32 or 64 bits; raise ShapeError for another."""
     tensor = as_tensor(value)
-    if tensor.dtype.char not in "fd":
+    if tensor.dtype.char not in "fd" and not is_narrow(tensor.dtype):
         raise ShapeError(
-            f"{operation}: dtype {tensor.dtype} (of shape {tensor.shape}) is not float32 or "
-            f"float64; convert it with ops.cast"
+            f"{operation}: dtype {tensor.dtype} (of shape {tensor.shape}) is not float32, float64, "
+            f"float16 or bfloat16; convert it with ops.cast"
         )
     return tensor
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is a number of Python's or of NumPy's, to which bfloat16 does not count itself."""
+    if isinstance(value, (int, float, np.number, np.bool_)):
+        return True
+    return isinstance(value, np.generic) and kind(value.dtype) == "f"
+
+
 def _number(operation: str, number: Any, like: Tensor) -> Tensor:
     kinds = {"b": (bool, np.bool_), "i": (int, np.integer), "u": (int, np.integer)}
-    allowed = kinds.get(like.dtype.kind)
+    allowed = kinds.get(kind(like.dtype))
     if allowed is not None and not isinstance(number, allowed):
         raise ShapeError(
             f"{operation}: the number {number!r} does not fit dtype {like.dtype} of shape "

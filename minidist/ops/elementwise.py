@@ -50,8 +50,8 @@ def multiply(a: TensorLike, b: TensorLike) -> Tensor:
         ops.multiply(a.array, b.array),
         (a, b),
         lambda dy, needs: (
-            _fold(ops, ops.multiply(dy, b.array), a.shape) if needs[0] else None,
-            _fold(ops, ops.multiply(dy, a.array), b.shape) if needs[1] else None,
+            _folded_product(ops, dy, b.array, a.shape) if needs[0] else None,
+            _folded_product(ops, dy, a.array, b.shape) if needs[1] else None,
         ),
     )
 
@@ -63,10 +63,13 @@ def divide(a: TensorLike, b: TensorLike) -> Tensor:
     ops = a.device.ops
     y = ops.divide(a.array, b.array)
 
-    def backward(dy: Array, needs: Any) -> tuple[Array | None, Array | None]:
-        da = ops.divide(dy, b.array)
-        db = ops.negative(_fold(ops, ops.multiply(da, y), b.shape)) if needs[1] else None
-        return _fold(ops, da, a.shape) if needs[0] else None, db
+    def backward(dy: Array, needs: Any) -> Any:
+        def slopes(dy: Array, b_array: Array, y: Array) -> tuple[Array | None, Array | None]:
+            da = ops.divide(dy, b_array)
+            db = ops.negative(_fold(ops, ops.multiply(da, y), b.shape)) if needs[1] else None
+            return _fold(ops, da, a.shape) if needs[0] else None, db
+
+        return ops.at_once(slopes, dy, b.array, y)
 
     return record(y, (a, b), backward)
 
@@ -98,17 +101,23 @@ def sqrt(x: TensorLike) -> Tensor:
     x = floats("sqrt", x)
     ops = x.device.ops
     y = ops.sqrt(x.array)
-    return record(y, (x,), lambda dy, _: (ops.divide(dy, ops.add(y, y)),))
+
+    def slope(dy: Array, y: Array) -> Array:
+        return ops.divide(dy, ops.add(y, y))
+
+    return record(y, (x,), lambda dy, _: (ops.at_once(slope, dy, y),))
 
 
 def square(x: TensorLike) -> Tensor:
     """x²."""
     x = floats("square", x)
     ops = x.device.ops
+
+    def slope(dy: Array, x: Array) -> Array:
+        return ops.multiply(dy, ops.add(x, x))
+
     return record(
-        ops.multiply(x.array, x.array),
-        (x,),
-        lambda dy, _: (ops.multiply(dy, ops.add(x.array, x.array)),),
+        ops.multiply(x.array, x.array), (x,), lambda dy, _: (ops.at_once(slope, dy, x.array),)
     )
 
 
@@ -121,13 +130,12 @@ def power(x: TensorLike, exponent: float) -> Tensor:
     x = floats("power", x)
     ops, p = x.device.ops, float(exponent)
 
-    def backward(dy: Array, _: Any) -> tuple[Array]:
+    def slope(dy: Array, x: Array) -> Array:
         if p == 0:  # p·x^(p−1) would be 0·∞ at x = 0
-            return (ops.full(x.shape, 0, x.dtype),)
-        slope = ops.multiply(ops.power(x.array, p - 1), ops.full((), p, x.dtype))
-        return (ops.multiply(dy, slope),)
+            return ops.full(x.shape, 0, x.dtype)
+        return ops.multiply(dy, ops.multiply(ops.power(x, p - 1), ops.full((), p, x.dtype)))
 
-    return record(ops.power(x.array, p), (x,), backward)
+    return record(ops.power(x.array, p), (x,), lambda dy, _: (ops.at_once(slope, dy, x.array),))
 
 
 def equal(a: TensorLike, b: TensorLike) -> Tensor:
@@ -161,6 +169,13 @@ def _broadcastable(operation: str, a: TensorLike, b: TensorLike) -> tuple[Tensor
                 f"equal from the last axis on, or 1"
             ) from None
     return a, b
+
+
+def _folded_product(ops: Ops, dy: Array, factor: Array, shape: Shape) -> Array:
+    def product(dy: Array, factor: Array) -> Array:
+        return _fold(ops, ops.multiply(dy, factor), shape)
+
+    return ops.at_once(product, dy, factor)
 
 
 def _fold(ops: Ops, dy: Array, shape: Shape) -> Array:

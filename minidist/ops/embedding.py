@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minidist.device.base import Array
+from minidist.dtypes import kind
 from minidist.errors import ShapeError
 from minidist.indexed_slices import IndexedSlices, check_rows
 from minidist.ops.convert import TensorLike, as_tensor, fit_device, floats
@@ -21,7 +22,7 @@ def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
     table, ids = floats("embedding", table), as_tensor(ids)
     if not table.shape:
         raise ShapeError("embedding: the table has shape (); it needs rows")
-    if ids.dtype.kind not in "iu":
+    if kind(ids.dtype) not in "iu":
         raise ShapeError(
             f"embedding: ids of dtype {ids.dtype} and shape {ids.shape}; row numbers are integers"
         )

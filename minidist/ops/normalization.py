@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minidist.device.base import Array
+from minidist.dtypes import is_narrow
 from minidist.errors import ShapeError
-from minidist.ops.convert import TensorLike, fit, floats
+from minidist.ops.convert import TensorLike, fit, fit_device, floats
+from minidist.ops.shape import cast
 from minidist.tape import record
 from minidist.tensor import Tensor
 
@@ -20,7 +24,7 @@ def batch_norm(
     The variance is the biased one, Σ(x − mean)²/n, and is returned as such for the moving average,
     like the ancestor's layers without fusion (TensorFlow's fused kernel hands out the unbiased
     one). The moments returned carry no gradient. Of an empty batch both are 0, and so are all
-    gradients.
+    gradients. Where x is float16 or bfloat16, so is y, and scale, offset and moments are float32.
     """
     x, scale, offset = _normalized(x, scale, offset)
     ops = x.device.ops
@@ -47,8 +51,7 @@ def batch_norm_inference(
 ) -> Tensor:
     """Normalise by given moments, [c] each, which carry no gradient: [..., c] -> [..., c]."""
     x, scale, offset = _normalized(x, scale, offset)
-    mean, variance = floats("batch_norm", mean), floats("batch_norm", variance)
-    fit("batch_norm", x, mean, variance)
+    mean, variance = _beside(x, mean, variance)
     if mean.shape != scale.shape or variance.shape != scale.shape:
         raise ShapeError(
             f"batch_norm: moments of shapes {mean.shape} and {variance.shape} do not fit the scale "
@@ -68,11 +71,22 @@ def batch_norm_inference(
 def _normalized(
     x: TensorLike, scale: TensorLike, offset: TensorLike
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x, scale, offset = (floats("batch_norm", value) for value in (x, scale, offset))
-    fit("batch_norm", x, scale, offset)
+    x = floats("batch_norm", x)
+    scale, offset = _beside(x, scale, offset)
     if not x.shape or scale.shape != x.shape[-1:] or offset.shape != x.shape[-1:]:
         raise ShapeError(
             f"batch_norm: x {x.shape}, scale {scale.shape} and offset {offset.shape} do not fit; "
             f"[..., c], [c] and [c] do"
         )
     return x, scale, offset
+
+
+def _beside(x: Tensor, *values: TensorLike) -> list[Tensor]:
+    """Return values of each channel: in the dtype of x, or in float32 where x is narrow."""
+    tensors = [floats("batch_norm", value) for value in values]
+    if not is_narrow(x.dtype):
+        fit("batch_norm", x, *tensors)
+        return tensors
+    for tensor in tensors:
+        fit_device("batch_norm", x, tensor)
+    return [t if t.dtype == np.float32 else cast(t, "float32") for t in tensors]

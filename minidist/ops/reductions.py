@@ -8,8 +8,10 @@ from typing import Any
 
 from minidist.device.base import Array
 from minidist.device.ops import Axis
+from minidist.dtypes import kind
 from minidist.errors import ShapeError
 from minidist.ops.convert import TensorLike, as_tensor, floats
+from minidist.ops.shape import at_least_float32
 from minidist.tape import record
 from minidist.tensor import Tensor
 
@@ -19,7 +21,7 @@ Axes = int | Sequence[int] | None
 def reduce_sum(x: TensorLike, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (an integer, several, or None: all); integers stay integers."""
     x = as_tensor(x)
-    if x.dtype.kind not in "iu":
+    if kind(x.dtype) not in "iu":
         x = floats("reduce_sum", x)
     ops = x.device.ops
     axes, kept = _axes("reduce_sum", x, axis)
@@ -35,17 +37,26 @@ def reduce_mean(x: TensorLike, axis: Axes = None, keepdims: bool = False) -> Ten
     x = floats("reduce_mean", x)
     ops = x.device.ops
     axes, kept = _axes("reduce_mean", x, axis)
-    count = ops.full((), max(prod(x.shape[a] for a in axes), 1), x.dtype)
+    count = max(prod(x.shape[a] for a in axes), 1)
+
+    def share(total: Array) -> Array:
+        return ops.divide(total, ops.full((), count, total.dtype))
+
+    def mean(x: Array) -> Array:
+        return share(ops.reduce_sum(x, axes, keepdims))
 
     def backward(dy: Array, _: Any) -> tuple[Array]:
-        return (ops.broadcast_to(ops.reshape(ops.divide(dy, count), kept), x.shape),)
+        return (ops.broadcast_to(ops.reshape(ops.at_once(share, dy), kept), x.shape),)
 
-    return record(ops.divide(ops.reduce_sum(x.array, axes, keepdims), count), (x,), backward)
+    return record(ops.at_once(mean, x.array), (x,), backward)
 
 
 def l2_loss(w: TensorLike) -> Tensor:
-    """Σ w²/2, any shape -> [], as TensorFlow's l2_loss: its gradient is w."""
-    w = floats("l2_loss", w)
+    """Σ w²/2, any shape -> [], as TensorFlow's l2_loss: its gradient is w.
+
+    Of float16 and bfloat16 it is float32, as losses are.
+    """
+    w = at_least_float32(floats("l2_loss", w))
     ops = w.device.ops
     axes = tuple(range(w.ndim))
     total = ops.reduce_sum(ops.multiply(w.array, w.array), axes, False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.dtypes import as_dtype, is_narrow, kind
 from minidist.errors import ShapeError
 from minidist.ops.convert import TensorLike, as_tensor
 from minidist.tape import record
@@ -57,14 +58,22 @@ def take(x: TensorLike, index: Any) -> Tensor:
 
 
 def cast(x: TensorLike, dtype: Any) -> Tensor:
-    """Convert to another dtype; between floating-point ones with a gradient."""
+    """Convert to another dtype; between floating-point ones with a gradient, in x's dtype.
+
+    Rounding is to the nearest, and what is too large becomes infinite.
+    """
     x = as_tensor(x)
-    target = np.dtype(dtype)
+    target = as_dtype(dtype)
     ops = x.device.ops
     y = ops.cast(x.array, target)
-    if x.dtype.kind != "f" or target.kind != "f":
+    if kind(x.dtype) != "f" or kind(target) != "f":
         return Tensor(y, x.device)
     return record(y, (x,), lambda dy, _: (ops.cast(dy, x.dtype),))
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return float16 and bfloat16 as float32, with a gradient, and anything else as it is."""
+    return cast(x, "float32") if is_narrow(x.dtype) else x
 
 
 def stop_gradient(x: TensorLike) -> Tensor:

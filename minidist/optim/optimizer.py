@@ -9,8 +9,9 @@ weighted by `count` where they have different numbers of examples, for any numbe
 loss that is a sum over examples makes each replica's gradient larger but is averaged like any
 other; multiply it by the number of replicas where the sum over the global batch is meant.
 
-Weight decay is added to the mean gradient in the update, on the current weights, for variables
-with `decays`: it is the gradient of weight_decay·Σw²/2, and goes through the slots like any other.
+On its way into the weights the mean gradient is divided by the loss scale, clipped by value or by
+global norm, and then weight decay is added, on the current weights, for variables with `decays`:
+it is the gradient of weight_decay·Σw²/2, and goes through the slots like any other.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
 from minidist import context, ops
 from minidist.device import Array
+from minidist.dtypes import is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
+from minidist.optim.accumulation import Accumulator
+from minidist.optim.loss_scale import LossScale
 from minidist.tape import Gradient, GradientTape
 from minidist.tensor import Tensor
 from minidist.values import local_results
@@ -42,6 +46,16 @@ def number(name: str, value: Any, *, below: float = math.inf) -> float:
         limit = "a finite number" if below == math.inf else f"below {below:g}"
         raise UsageError(f"{name} must be at least 0 and {limit}, not {value!r}")
     return float(value)
+
+
+class Options(TypedDict, total=False):
+    """What every optimizer takes beside its own hyperparameters; see Optimizer."""
+
+    weight_decay: float
+    gradient_clip: float | None
+    gradient_clip_norm: float | None
+    loss_scale: LossScale | float | None
+    gradient_accumulation_steps: int
 
 
 @dataclass(slots=True)
@@ -66,16 +80,48 @@ class _Plan:
 class Optimizer(ABC):
     """An update rule with its hyperparameters, which may be set between steps.
 
-    `lr` is a number, or a function that gives it for the number of steps taken so far. `slots`
-    names what is kept beside each copy of a variable, and the value that it starts from.
+    lr: a number, or a function that gives it for the number of steps taken so far.
+    weight_decay: see above.
+    gradient_clip: each element is clipped to ± this.
+    gradient_clip_norm: the gradients g of all variables of a call are multiplied by
+        min(1, gradient_clip_norm/‖g‖), ‖g‖² = Σ over all their elements (Pascanu et al. 2013).
+        One of the two, not both.
+    loss_scale: the gradients are those of the loss times this; see `scaled`. A number or a
+        LossScale.
+    gradient_accumulation_steps: so many calls make one step; see minidist.optim.accumulation.
+
+    `slots` names what is kept beside each copy of a variable, and the value that it starts from.
     """
 
     slots: ClassVar[dict[str, float]]
     zero_changes_nothing: ClassVar[bool] = False  # whether a zero gradient leaves a weight alone
 
-    def __init__(self, lr: Rate, *, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        lr: Rate,
+        *,
+        weight_decay: float = 0.0,
+        gradient_clip: float | None = None,
+        gradient_clip_norm: float | None = None,
+        loss_scale: LossScale | float | None = None,
+        gradient_accumulation_steps: int = 1,
+    ) -> None:
         self.lr = lr if callable(lr) else number("lr", lr)
         self.weight_decay = number("weight_decay", weight_decay)
+        self.gradient_clip = _limit("gradient_clip", gradient_clip)
+        self.gradient_clip_norm = _limit("gradient_clip_norm", gradient_clip_norm)
+        if gradient_clip is not None and gradient_clip_norm is not None:
+            raise UsageError("gradient_clip and gradient_clip_norm contradict each other: give one")
+        if isinstance(loss_scale, int | float):
+            loss_scale = LossScale(loss_scale)
+        self.loss_scale = loss_scale
+        if not (isinstance(gradient_accumulation_steps, int) and gradient_accumulation_steps >= 1):
+            raise UsageError(
+                "gradient_accumulation_steps is a number of calls from 1, not "
+                f"{gradient_accumulation_steps!r}"
+            )
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._accumulators: dict[tuple[int, tuple[Variable, ...]], Accumulator] = {}
         self._slots: dict[Variable, list[Variable]] = {}
         self._creating = threading.Lock()
         self._plans: dict[tuple[int, tuple[Variable, ...]], list[_Plan]] = {}
@@ -100,27 +146,56 @@ class Optimizer(ABC):
         Raises ContextError in cross-replica context, UsageError (a ValueError) where there is
         nothing to apply, ShapeError where a gradient does not fit its variable.
         """
+        replica = self._replica("apply_gradients")
+        given = [(_fitting(gradient, variable), variable) for gradient, variable in pairs]
+        variables = [variable for _, variable in given]
+        manager = self._manager("apply_gradients", variables)
+        _check_count(count)
+        contribution = manager.contribution(self, variables, count)
+        contribution.gradients[:] = [gradient for gradient, _ in given]
+        self._bring(replica, contribution)
+
+    def _replica(self, verb: str) -> context.ReplicaContext:
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError(
-                f"apply_gradients was called in {context.describe()}; call it inside strategy.run, "
+                f"{verb} was called in {context.describe()}; call it inside strategy.run, "
                 "where each replica brings its own gradients, or use distributed_apply"
             )
-        gradients: list[Gradient | None] = []
-        variables: list[Variable] = []
-        for gradient, variable in pairs:
-            gradients.append(_fitting(gradient, variable))
-            variables.append(variable)
-        _check_count(count)
+        return replica
+
+    def _manager(self, verb: str, variables: Sequence[Variable]) -> Any:
+        """Return whose the variables are, which must be the current strategy's."""
         if not variables:
-            raise UsageError("apply_gradients got no variables")
+            raise UsageError(f"{verb} got no variables")
         strategy = variables[0].strategy
         if strategy is not context.get_strategy():
             raise ContextError(
                 f"variable {variables[0].name!r} belongs to {strategy!r}, but gradients are "
-                f"applied in {context.describe()}; call apply_gradients inside that strategy's run"
+                f"applied in {context.describe()}; call {verb} inside that strategy's run"
             )
-        strategy.variable_mgr.apply_gradients(replica, self, gradients, variables, count)
+        return strategy.variable_mgr
+
+    def _bring(self, replica: context.ReplicaContext, contribution: Any) -> None:
+        """Hand a replica's gradients to the variable manager, once all batches are there."""
+        whole = self._accumulated(replica.replica_id, contribution)
+        if whole is not None:
+            whole.group.variables[0].strategy.variable_mgr.apply_gradients(replica, whole)
+
+    def _accumulated(self, replica: int, contribution: Any) -> Any:
+        if self.gradient_accumulation_steps == 1:
+            return contribution
+        variables = contribution.group.variables
+        accumulator = self._accumulators.get((replica, variables))
+        if accumulator is None:
+            device = variables[0].strategy.devices[replica]
+            accumulator = Accumulator(device, self.gradient_accumulation_steps)
+            self._accumulators[replica, variables] = accumulator
+        done = accumulator.add(contribution.gradients, contribution.count)
+        if done is None:
+            return None
+        gradients, count = done
+        return replace(contribution, gradients=gradients, count=count)
 
     def distributed_apply(
         self, pairs: Iterable[tuple[Any, Variable]], counts: Sequence[int] | None = None
@@ -147,12 +222,22 @@ class Optimizer(ABC):
             raise UsageError(f"there are {len(each)} counts for {n} replicas; give one for each")
         for count in each:
             _check_count(count)
-        strategy.variable_mgr.distributed_apply(self, rows, variables, each)
+        contributions = []
+        for replica, (row, count) in enumerate(zip(rows, each, strict=True)):
+            contribution = strategy.variable_mgr.contribution(self, variables, count)
+            contribution.gradients[:] = row
+            contributions.append(self._accumulated(replica, contribution))
+        if contributions[0] is not None:
+            strategy.variable_mgr.distributed_apply(contributions)
 
     def minimize(
         self, loss_fn: Callable[[], Tensor], variables: Sequence[Variable], count: int | None = None
     ) -> Tensor:
-        """Compute a loss, its gradients, and apply them; return the loss."""
+        """Compute a loss, its gradients, and apply them; return the loss, without its scale.
+
+        It does what `apply_gradients` does with a tape's gradients, to the same bits, but
+        gradients may be summed with the other replicas' while the backward pass goes on.
+        """
         if not callable(loss_fn):
             raise ContextError(
                 f"minimize got a loss that is a {type(loss_fn).__name__}, computed where no tape "
@@ -160,9 +245,40 @@ class Optimizer(ABC):
             )
         with GradientTape() as tape:
             loss = loss_fn()
-        gradients = tape.gradient(loss, variables)
-        self.apply_gradients(zip(gradients, variables, strict=True), count)
+            target = self.scaled(loss)
+        replica = self._replica("minimize")
+        manager = self._manager("minimize", variables)
+        _check_count(count)
+        whole = self.gradient_accumulation_steps == 1
+        contribution = manager.contribution(self, variables, count, replica if whole else None)
+        tape.gradient(target, variables, contribution.give)
+        self._bring(replica, contribution)
         return loss
+
+    # --- loss scale
+
+    @property
+    def current_loss_scale(self) -> float:
+        """What losses are to be multiplied by, and gradients are divided by; 1 without a scale."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.value
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss times the loss scale, of which the gradients are to be taken."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.value
+
+    @property
+    def must_be_finite(self) -> bool:
+        """Whether gradients are looked at before they are applied."""
+        return self.loss_scale is not None and self.loss_scale.automatic
+
+    def accepts(self, finite: Sequence[bool | None]) -> bool:
+        """Note, once a step, whether the gradients of all are finite; return whether they apply.
+
+        None is for who has no gradients to apply.
+        """
+        assert self.loss_scale is not None
+        known = [each for each in finite if each is not None]
+        return bool(known) and self.loss_scale.update(all(known))
 
     # --- state
 
@@ -191,6 +307,16 @@ class Optimizer(ABC):
     def restore_iterations(self, counts: Sequence[int]) -> None:
         """Go on counting from these, one count for each place."""
         self._applied = dict(enumerate(counts))
+
+    def require_whole_step(self, verb: str) -> None:
+        """Raise UsageError where gradients wait for more before they are applied."""
+        for accumulator in self._accumulators.values():
+            if accumulator.begun:
+                raise UsageError(
+                    f"a training cannot be {verb} while {accumulator.begun} of "
+                    f"{self.gradient_accumulation_steps} gradients that make a step are there; do "
+                    "it after the last one"
+                )
 
     def _slots_of(self, variable: Variable) -> list[Variable]:
         """Return a variable's slots, made once, by whichever replica asks first."""
@@ -226,7 +352,12 @@ class Optimizer(ABC):
         """
         step = self._applied.get(place, 0) + 1
         lr = self.lr(step - 1) if callable(self.lr) else self.lr
-        how = {"lr": lr, "scale": scale, "threads": threads}
+        if self.gradient_clip_norm is not None:
+            norm = self._norm(place, variables, gradients, threads) * scale
+            scale *= min(1.0, self.gradient_clip_norm / norm) if norm else 1.0
+        how: dict[str, Any] = {"lr": lr, "scale": scale, "threads": threads}
+        if self.gradient_clip is not None:
+            how["clip"] = self.gradient_clip
         dense = [i for i, g in enumerate(gradients) if not isinstance(g, IndexedSlices)]
         if len(dense) < len(gradients):
             for variable, gradient in zip(variables, gradients, strict=True):
@@ -248,6 +379,18 @@ class Optimizer(ABC):
         for variable in variables:
             variable.copies[place].version += 1
         self._applied[place] = step
+
+    def _norm(
+        self, place: int, variables: Sequence[Variable], gradients: Sequence[Gradient], threads: int
+    ) -> float:
+        """Return the global norm; the same bits wherever the variables are."""
+        squares = []
+        for variable, gradient in zip(variables, gradients, strict=True):
+            sparse = isinstance(gradient, IndexedSlices)
+            array = gradient.values.array if sparse else gradient
+            ops = variable.copies[place].device.ops
+            squares.append(ops.sum_squares([array], threads=threads))
+        return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 
     def _update_rows(
         self, place: int, variable: Variable, gradient: IndexedSlices, step: int, how: Any
@@ -306,13 +449,24 @@ class Optimizer(ABC):
         return plans
 
 
-def _fitting(gradient: Any, variable: Variable) -> Gradient | None:
-    """Return the array of a gradient, or the rows of it, that fits its variable."""
+def check_dtype(variable: Variable) -> None:
+    """Raise ShapeError unless a variable is of a dtype that can be trained."""
+    if is_narrow(variable.dtype):
+        raise ShapeError(
+            f"variable {variable.name!r} is {variable.dtype}, too coarse for small updates; keep "
+            f"variables in float32 and give the model inputs of {variable.dtype}, in which it then "
+            "computes"
+        )
     if variable.dtype.kind != "f":
         raise ShapeError(
             f"variable {variable.name!r} is {variable.dtype}; an optimizer updates floating-point "
             "variables only, so leave it out"
         )
+
+
+def _fitting(gradient: Any, variable: Variable) -> Gradient | None:
+    """Return the array of a gradient, or the rows of it, that fits its variable."""
+    check_dtype(variable)
     if gradient is None:
         return None
     sparse = isinstance(gradient, IndexedSlices)
@@ -324,6 +478,12 @@ def _fitting(gradient: Any, variable: Variable) -> Gradient | None:
             f"{variable.name!r}, {variable.dtype}{list(variable.shape)}"
         )
     return gradient.coalesced() if sparse else gradient.array
+
+
+def _limit(name: str, value: Any) -> float | None:
+    if value is not None and number(name, value) == 0:
+        raise UsageError(f"{name} must be above 0, for else nothing is left of a gradient")
+    return None if value is None else float(value)
 
 
 def _check_count(count: int | None) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
-from minidist.optim.optimizer import Optimizer, Rate, number
+from minidist.optim.optimizer import Optimizer, Options, Rate, number
 
 
 class SGD(Optimizer):
@@ -25,9 +25,13 @@ class Momentum(Optimizer):
     slots: ClassVar[dict[str, float]] = {"momentum": 0.0}
 
     def __init__(
-        self, lr: Rate, momentum: float = 0.9, nesterov: bool = False, *, weight_decay: float = 0.0
+        self,
+        lr: Rate,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay)
+        super().__init__(lr, **options)
         self.momentum = number("momentum", momentum, below=1)
         self.nesterov = nesterov
 
@@ -55,10 +59,9 @@ class RMSProp(Optimizer):
         decay: float = 0.9,
         momentum: float = 0.9,
         epsilon: float = 1.0,
-        *,
-        weight_decay: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay)
+        super().__init__(lr, **options)
         self.decay = number("decay", decay, below=1)
         self.momentum = number("momentum", momentum, below=1)
         self.epsilon = number("epsilon", epsilon)
@@ -89,10 +92,9 @@ class Adam(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        *,
-        weight_decay: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay)
+        super().__init__(lr, **options)
         self.beta1 = number("beta1", beta1, below=1)
         self.beta2 = number("beta2", beta2, below=1)
         self.epsilon = number("epsilon", epsilon)

@@ -4,7 +4,10 @@
 |---|---|---|---|---|---|
 | independent | every replica | own | nothing | every replica | own values |
 | parameter_server | host, or least loaded | fetched | mean at the variable | once, there | - |
+| … caching | same | fetched, from a cache filled once a step | same | same | - |
+| … staged_vars | same | last step's, from a StagingArea per replica | same | same | - |
 | replicated | every replica | own | all-reduce | every replica | replica 0's |
+| … relaxed | same | same | all-reduce of last step's, zeros at first | same | same |
 
 A part is a class of its own, so a new policy is a new row, and at most a new part.
 """
@@ -15,19 +18,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minidist import comm
-from minidist.device import Device
+from minidist.device import Device, host
 from minidist.errors import UsageError
+from minidist.threads import cores
 from minidist.variable_mgr.apply import EveryReplicaApplies, OnceApplies
-from minidist.variable_mgr.combine import AllReduce, MeanAtVariable, Nothing
+from minidist.variable_mgr.combine import (
+    AllReduce,
+    MeanAtVariable,
+    MeetingOfAll,
+    Nothing,
+)
 from minidist.variable_mgr.manager import VariableMgr
+from minidist.variable_mgr.overlap import Overlap
 from minidist.variable_mgr.place import EveryReplica, LeastLoaded, OnHost
-from minidist.variable_mgr.read import ReadFetched, ReadOwn
+from minidist.variable_mgr.read import Read, ReadCached, ReadFetched, ReadOwn
+from minidist.variable_mgr.relaxed import LastStep
+from minidist.variable_mgr.staged import ReadStaged
 from minidist.variable_mgr.start import FromFirst, OwnValues
 
 __all__ = ["POLICIES", "PolicyOptions", "VariableMgr", "make"]
 
 GRADIENT_SCALES = ("mean", "original")
 PARAMETER_DEVICES = ("cpu", "device", "gpu")
+COMPACT = (False, True, "float16", "bfloat16")
+CONSISTENCIES = ("strong", "relaxed")
+OPTIONS_OF_ONE = {  # options that one policy alone has
+    "staged_vars": "parameter_server",
+    "caching": "parameter_server",
+    "variable_consistency": "replicated",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,19 @@ class PolicyOptions:
         ("gpu" is the ancestor's word for it), spread over the compute devices.
     gradient_scale: "mean" is the gradient of the mean loss over the global batch, in every policy;
         "original" the ancestor's mixture, in which `replicated` sums over the replicas.
-    all_reduce_spec: which algorithm sums over the replicas; see minidist.comm.
+    all_reduce_spec: which algorithm sums over the replicas, by their size; see minidist.comm.
+    hierarchical_copy: the same as all_reduce_spec="hierarchical_copy".
+    compact_gradient_transfer: "float16" (or True) or "bfloat16": each replica's gradients and their
+        sum are rounded to 16 bits on their way; see comm/compact.py.
+    staged_vars: replicas of `parameter_server` compute with values that are one step old, copied
+        while that step ran; see variable_mgr/staged.py.
+    caching: variables of `parameter_server` are copied once a step to where the replicas fetch them
+        from: those below 64 Ki elements to the host, larger ones spread over the compute devices.
+    variable_consistency: "strong", or "relaxed": `replicated` applies the gradients of the step
+        before, and sums this step's while the next one computes.
+    overlap: whether `minimize` sums gradients with the other replicas' while its backward pass
+        goes on; None: where there are more cores than replicas. It changes no bit.
+    bucket_cap_mb: how many MiB of gradients it sums at a time; the first time 1.
     gradient_repacking: in how many buffers all tensors travel that are summed together; 0: packed
         in none. It changes no bit, nor do the next two.
     agg_small_grads_max_bytes, agg_small_grads_max_group: tensors of at most so many bytes travel
@@ -47,7 +78,14 @@ class PolicyOptions:
 
     local_parameter_device: str = "cpu"
     gradient_scale: str = "mean"
-    all_reduce_spec: str = "copy"
+    all_reduce_spec: str = "auto"
+    hierarchical_copy: bool = False
+    compact_gradient_transfer: bool | str = False
+    staged_vars: bool = False
+    caching: bool = False
+    variable_consistency: str = "strong"
+    overlap: bool | None = None
+    bucket_cap_mb: float = 25.0
     gradient_repacking: int = 0
     agg_small_grads_max_bytes: int = 0
     agg_small_grads_max_group: int = 10
@@ -55,13 +93,54 @@ class PolicyOptions:
     def __post_init__(self) -> None:
         _allow("local_parameter_device", self.local_parameter_device, PARAMETER_DEVICES)
         _allow("gradient_scale", self.gradient_scale, GRADIENT_SCALES)
+        _allow("compact_gradient_transfer", self.compact_gradient_transfer, COMPACT)
+        _allow("variable_consistency", self.variable_consistency, CONSISTENCIES)
+        if self.staged_vars and self.caching:
+            raise UsageError(
+                "staged_vars and caching contradict each other: staged variables are copied to the "
+                "replicas before these read them, so there is nothing to cache"
+            )
+        self.spec()  # raises what is wrong with it
+        if not (isinstance(self.bucket_cap_mb, int | float) and self.bucket_cap_mb > 0):
+            raise UsageError(f"bucket_cap_mb={self.bucket_cap_mb!r} must be above 0")
 
-    def communicator(self, devices: Sequence[Device]) -> comm.Communicator:
-        """Return a communicator for these devices as the options want it."""
+    def spec(self) -> comm.Spec:
+        """How tensors are summed: all_reduce_spec and hierarchical_copy as one."""
+        spec = comm.parse(self.all_reduce_spec)
+        if not self.hierarchical_copy:
+            return spec
+        if self.all_reduce_spec not in ("auto", "hierarchical_copy"):
+            raise UsageError(
+                f"hierarchical_copy and all_reduce_spec={self.all_reduce_spec!r} name two ways to "
+                "sum; give one of them"
+            )
+        return comm.parse("hierarchical_copy")
+
+    def communicator(
+        self, devices: Sequence[Device], compact: bool | str = False
+    ) -> comm.Communicator:
+        """Return a communicator for these devices as the options want it.
+
+        `compact` is compact_gradient_transfer where it is for gradients.
+        """
         packer = comm.packer(
             self.gradient_repacking, self.agg_small_grads_max_bytes, self.agg_small_grads_max_group
         )
-        return comm.make(self.all_reduce_spec, devices, packer)
+        reducers = [host()] if self.local_parameter_device == "cpu" else devices
+        narrow = compact if isinstance(compact, str) else "float16" if compact else None
+        return comm.make(self.spec(), devices, packer, reducers=reducers, compact=narrow)
+
+    def for_gradients(self, devices: Sequence[Device]) -> comm.Communicator:
+        """Return the communicator that sums gradients, rounded where that is wanted."""
+        return self.communicator(devices, self.compact_gradient_transfer)
+
+    def overlapping(self, devices: Sequence[Device], combine: MeetingOfAll) -> Overlap | None:
+        """Return what sums gradients during backward passes, or None where nothing does."""
+        spare = cores() - len(devices)
+        wanted = spare > 0 if self.overlap is None else self.overlap
+        if not wanted or len(devices) == 1:
+            return None
+        return Overlap(combine, len(devices), self.bucket_cap_mb * 2**20, max(1, spare))
 
 
 def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
@@ -70,7 +149,7 @@ def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMg
         "independent",
         tuple(devices),
         place=EveryReplica(devices),
-        read=ReadOwn,
+        read=ReadOwn(),
         combine=Nothing(),
         apply=EveryReplicaApplies(),
         start=OwnValues(),
@@ -80,29 +159,38 @@ def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMg
 def parameter_server(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
     """One copy of each variable, fetched each step; the mean gradient is applied to it once."""
     place = OnHost(devices) if options.local_parameter_device == "cpu" else LeastLoaded(devices)
-    combine = MeanAtVariable(options.communicator(devices), original=_original(options, "mean"))
+    combine = MeanAtVariable(options.for_gradients(devices), original=_original(options, "mean"))
+    read: Read = ReadCached(devices) if options.caching else ReadFetched(devices)
+    if options.staged_vars:
+        read = ReadStaged(devices)
     return VariableMgr(
-        "parameter_server",
+        f"parameter_server{'+staged_vars' * options.staged_vars}",
         tuple(devices),
         place=place,
-        read=ReadFetched,
+        read=read,
         combine=combine,
         apply=OnceApplies(),
         start=FromFirst(),
+        overlap=options.overlapping(devices, combine),
     )
 
 
 def replicated(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
     """A copy with every replica; gradients are all-reduced, and each replica updates its own."""
-    combine = AllReduce(options.communicator(devices), original=_original(options, "sum"))
+    combine: MeetingOfAll
+    combine = AllReduce(options.for_gradients(devices), original=_original(options, "sum"))
+    relaxed = options.variable_consistency == "relaxed"
+    if relaxed:
+        combine = LastStep(combine)
     return VariableMgr(
-        "replicated",
+        f"replicated{'+relaxed' * relaxed}",
         tuple(devices),
         place=EveryReplica(devices),
-        read=ReadOwn,
+        read=ReadOwn(),
         combine=combine,
         apply=EveryReplicaApplies(),
         start=FromFirst(),
+        overlap=options.overlapping(devices, combine),
     )
 
 
@@ -116,13 +204,26 @@ POLICIES: dict[str, Callable[[Sequence[Device], PolicyOptions], VariableMgr]] = 
 def make(variable_update: str, devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
     """Return the variable manager of that name; raises UsageError for a name there is not."""
     _allow("variable_update", variable_update, tuple(POLICIES))
+    _check_whose(variable_update, options)
     return POLICIES[variable_update](devices, options)
+
+
+def _check_whose(policy: str, options: PolicyOptions) -> None:
+    """Raise UsageError for an option that only another policy has."""
+    for option, owner in OPTIONS_OF_ONE.items():
+        value = getattr(options, option)
+        if owner != policy and value != getattr(PolicyOptions, option):
+            raise UsageError(
+                f"{option}={value!r} is for {owner}; leave it out, or let variable_update be "
+                f"{owner!r} and not {policy!r}"
+            )
 
 
 def _original(options: PolicyOptions, factor: str) -> str | None:
     return factor if options.gradient_scale == "original" else None
 
 
-def _allow(option: str, value: str, allowed: Sequence[str]) -> None:
+def _allow(option: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
-        raise UsageError(f"{option}={value!r} is not known; it may be {', '.join(allowed)}")
+        known = ", ".join(map(str, allowed))
+        raise UsageError(f"{option}={value!r} is not known; it may be {known}")

@@ -18,65 +18,24 @@ bucket. Where only some are sparse, they are made dense.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from minidist.comm import Communicator, Row, allocate_row
-from minidist.device import Array
+from minidist.comm import Communicator, Row
+from minidist.device import Array, Event
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.indexed_slices import IndexedSlices, concatenate
+from minidist.patience import DEADLINE
 from minidist.structure import leaf
 from minidist.tape import Gradient
-from minidist.variable import Variable
+from minidist.variable import Copy
+from minidist.variable_mgr.group import Group
+from minidist.variable_mgr.held import Held
 
 if TYPE_CHECKING:
     from minidist.optim import Optimizer
-
-
-class Group:
-    """Variables that are combined together, and the buckets for their combined gradients.
-
-    A bucket is one buffer on one device that holds a gradient for each variable, each 64-byte
-    aligned; it is made once and used in every step.
-    """
-
-    def __init__(self, variables: Sequence[Variable]) -> None:
-        self.variables = tuple(variables)
-        for variable, times in Counter(variables).items():
-            if times > 1:
-                raise UsageError(
-                    f"variable {variable.name!r} comes with {times} gradients; add them up first"
-                )
-        self.places = len(variables[0].copies)
-        self.copies = [
-            tuple(variable.copies[place] for variable in variables) for place in range(self.places)
-        ]
-        self._rows: list[list[Array]] | None = None
-        self._parts: dict[tuple[int, ...], Group] = {}
-
-    @property
-    def names(self) -> list[str]:
-        return [variable.name for variable in self.variables]
-
-    def part(self, members: Sequence[int]) -> Group:
-        """Return the group of only some of the variables; the same one whenever asked again."""
-        key = tuple(members)
-        part = self._parts.get(key)
-        return part or self._parts.setdefault(key, Group([self.variables[i] for i in key]))
-
-    @property
-    def rows(self) -> list[list[Array]]:
-        """For each place an array for each variable, on that copy's device."""
-        if self._rows is None:
-            self._rows = [self._row(place) for place in range(self.places)]
-        return self._rows
-
-    def _row(self, place: int) -> list[Array]:
-        return allocate_row(
-            [(copy.device, (copy.array.shape, copy.array.dtype)) for copy in self.copies[place]]
-        )
+    from minidist.variable_mgr.overlap import Filling
 
 
 @leaf
@@ -84,13 +43,33 @@ class Group:
 class Contribution:
     """What one replica brings: a gradient for each variable of the group (None: unused).
 
-    `count` is how many examples are behind them, None where the replica does not say.
+    count: how many examples are behind them, None where the replica does not say.
+    scale: what they are yet to be multiplied by, the same in all replicas: 1/loss scale.
+    order: the variables' numbers in the order in which their gradients were given.
     """
 
     group: Group
-    gradients: list[Gradient | None]
     count: int | None
     optimizer: Optimizer
+    gradients: list[Gradient | None]
+    scale: float = 1.0
+    order: list[int] = field(default_factory=list)
+    filling: Filling | None = None
+
+    def give(self, variable: Any, gradient: Gradient) -> None:
+        """Take the final gradient of one variable; a tape's sink."""
+        i = self.group.index[id(variable)]
+        if isinstance(gradient, IndexedSlices):
+            gradient = gradient.coalesced()
+        self.gradients[i] = gradient
+        self.order.append(i)
+        if self.filling is not None:
+            self.filling.given(self, i)
+
+    def given_all(self) -> None:
+        """Note that the backward pass is over: what has no gradient now is unused."""
+        if self.filling is not None:
+            self.filling.given_all(self)
 
 
 @leaf
@@ -98,26 +77,64 @@ class Contribution:
 class Combined:
     """What comes out: for each place the gradients to apply, times `scale`.
 
-    An IndexedSlices among them has each of its indices once.
+    An IndexedSlices among them has each of its indices once. The sums are there once the events
+    have happened.
     """
 
     group: Group
     rows: Sequence[Sequence[Gradient]]
     scale: float
+    events: Sequence[Event] = ()
+
+    def wait(self) -> None:
+        """Wait until the sums are there; raises what taking them has raised."""
+        for event in self.events:
+            event.wait(DEADLINE)
+        self.events = ()
+
+    def finite(self) -> bool:
+        """Whether the gradients of the first place have neither a NaN nor an infinity."""
+        for gradient, copy in zip(self.rows[0], self.group.copies[0], strict=True):
+            sparse = isinstance(gradient, IndexedSlices)
+            array = gradient.values.array if sparse else gradient
+            if copy.device.ops.first_nonfinite([array]) != -1:
+                return False
+        return True
 
 
 class Nothing:
     """Replicas keep their own gradients: no meeting."""
 
+    held: Sequence[Held] = ()
+
     def combine(self, contribution: Contribution) -> Combined | None:
         """Return the replica's own gradients, or None where it has no example."""
-        if contribution.count == 0:
+        (used,) = without_unused([contribution])
+        if used.count == 0:
             return None
-        rows = [contribution.gradients] * contribution.group.places
-        return Combined(contribution.group, rows, 1.0)
+        return Combined(used.group, [used.gradients] * used.group.places, used.scale)
 
 
 class MeetingOfAll(ABC):
+    """The gradients of all replicas are combined in a meeting."""
+
+    held: Sequence[Held] = ()  # what is kept from step to step
+
+    @abstractmethod
+    def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
+        """Return the gradients to apply now, or None where there is no example behind them."""
+
+    @property
+    @abstractmethod
+    def sums(self) -> SumOfAll:
+        """How the gradients of one step are summed."""
+
+    def turn(self, group: Group) -> int:
+        """Return which of a group's buckets the next sums go to."""
+        return 0
+
+
+class SumOfAll(MeetingOfAll):
     """All gradients are summed, to be scaled to the mean; a subclass says where the sum goes.
 
     `original` keeps the ancestors' factor and their disregard of counts: 1 (a sum), or 1/n.
@@ -127,36 +144,62 @@ class MeetingOfAll(ABC):
         self._communicator = communicator
         self._original = original
 
+    @property
+    def sums(self) -> SumOfAll:
+        return self
+
     def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
-        """Return the combined gradients, or None where no replica has an example."""
-        group = contributions[0].group
-        weights, scale = self._weights([contribution.count for contribution in contributions])
+        combined = self.begin(contributions, threads, "compute", 0)
+        if combined is not None:
+            combined.wait()
+        return combined
+
+    def begin(
+        self, contributions: Sequence[Contribution], threads: int, stream: str, turn: int
+    ) -> Combined | None:
+        """Sum all gradients on a stream, where that has not begun during the backward pass.
+
+        Return the sums to be, or None where no replica has an example.
+        """
+        used = without_unused(contributions)
+        group = used[0].group
+        weights, scale = self.weights([contribution.count for contribution in used])
         if scale is None:
             return None
-        sources = [contribution.gradients for contribution in contributions]
-        if weights is not None:  # whoever has no example has no say, not even with a NaN
-            sources = [row for row, weight in zip(sources, weights, strict=True) if weight]
-            weights = [weight for weight in weights if weight]
-        return Combined(group, self._sum_all(group, sources, weights, threads), scale)
+        combined = Combined(group, (), scale * used[0].scale)
+        filling = contributions[0].filling
+        if filling is not None and filling.finish(contributions, combined):
+            return combined
+        sources, weights = with_a_say([c.gradients for c in used], weights)
 
-    def _sum_all(
+        def take() -> None:
+            combined.rows = self.sum_all(group, sources, weights, threads, turn)
+
+        on = group.copies[0][0].device.stream(stream)
+        on.submit(take)
+        combined.events = (on.record(),)
+        return combined
+
+    def sum_all(
         self,
         group: Group,
         sources: Sequence[Sequence[Gradient | None]],
         weights: list[float] | None,
         threads: int,
+        turn: int,
     ) -> Sequence[Sequence[Gradient]]:
         """Return the sums for each place: whole ones in one pass, sparse ones one by one."""
         sparse = _sparse_columns(sources)
         if not sparse:
-            return self._sum(group, [_whole(group, row) for row in sources], weights, threads)
-        whole = [i for i in range(len(group.variables)) if i not in sparse]
+            whole_rows = [whole(group.copies[0], row) for row in sources]
+            return self._sum(group, whole_rows, weights, threads, turn)
+        dense = [i for i in range(len(group.variables)) if i not in sparse]
         rows: list[list[Gradient]] = [[None] * len(group.variables) for _ in group.copies]
-        if whole:
-            chosen = [[row[i] for i in whole] for row in sources]
-            sums = self._sum_all(group.part(whole), chosen, weights, threads)
+        if dense:
+            chosen = [[row[i] for i in dense] for row in sources]
+            sums = self.sum_all(group.part(dense), chosen, weights, threads, turn)
             for row, arrays in zip(rows, sums, strict=True):
-                for i, array in zip(whole, arrays, strict=True):
+                for i, array in zip(dense, arrays, strict=True):
                     row[i] = array
         for i in sparse:
             total = _sum_rows([row[i] for row in sources], weights)
@@ -164,13 +207,35 @@ class MeetingOfAll(ABC):
                 row[i] = total.to(copies[i].device)
         return rows
 
-    @abstractmethod
     def _sum(
-        self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
+        self,
+        group: Group,
+        sources: list[Row],
+        weights: list[float] | None,
+        threads: int,
+        turn: int,
     ) -> Sequence[Row]:
         """Return for each place the sum of the sources, one row for each replica."""
+        rows = group.rows(turn)
+        self.sum_into(rows, sources, weights, threads)
+        return rows
 
-    def _weights(self, counts: Sequence[int | None]) -> tuple[list[float] | None, float | None]:
+    @abstractmethod
+    def sum_into(
+        self,
+        rows: Sequence[Row],
+        sources: Sequence[Row],
+        weights: Sequence[float] | None,
+        threads: int,
+    ) -> None:
+        """Put the sum of the sources into the row of each place."""
+
+    def weights(self, counts: Sequence[int | None]) -> tuple[list[float] | None, float | None]:
+        """Return each replica's weight, None where all are 1, and the factor of the sum.
+
+        The factor is None where there is no example at all. Raises UsageError where only some
+        replicas gave a count.
+        """
         n = len(counts)
         known = [count for count in counts if count is not None]
         if known and len(known) < n:
@@ -187,26 +252,73 @@ class MeetingOfAll(ABC):
         return [float(count) for count in known], 1.0 / sum(known)
 
 
-class MeanAtVariable(MeetingOfAll):
+class MeanAtVariable(SumOfAll):
     """The mean is formed where the one copy of the variable lives."""
 
-    def _sum(
-        self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
-    ) -> Sequence[Row]:
-        self._communicator.reduce(sources, group.rows[0], weights, threads=threads)
-        return group.rows
+    def sum_into(
+        self,
+        rows: Sequence[Row],
+        sources: Sequence[Row],
+        weights: Sequence[float] | None,
+        threads: int,
+    ) -> None:
+        self._communicator.reduce(sources, rows[0], weights, threads=threads)
 
 
-class AllReduce(MeetingOfAll):
+class AllReduce(SumOfAll):
     """Every replica gets the mean for its own copy; one that is alone has it already."""
 
     def _sum(
-        self, group: Group, sources: list[Row], weights: list[float] | None, threads: int
+        self,
+        group: Group,
+        sources: list[Row],
+        weights: list[float] | None,
+        threads: int,
+        turn: int,
     ) -> Sequence[Row]:
         if len(sources) == 1 and weights is None:
             return sources
-        self._communicator.all_reduce(sources, group.rows, weights, threads=threads)
-        return group.rows
+        return super()._sum(group, sources, weights, threads, turn)
+
+    def sum_into(
+        self,
+        rows: Sequence[Row],
+        sources: Sequence[Row],
+        weights: Sequence[float] | None,
+        threads: int,
+    ) -> None:
+        self._communicator.all_reduce(sources, rows, weights, threads=threads)
+
+
+def without_unused(contributions: Sequence[Contribution]) -> Sequence[Contribution]:
+    """Leave out the variables that no replica has used; raises UsageError where that is all."""
+    columns = zip(*[contribution.gradients for contribution in contributions], strict=True)
+    used = [i for i, column in enumerate(columns) if any(part is not None for part in column)]
+    group = contributions[0].group
+    if len(used) == len(group.variables):
+        return contributions
+    if not used:
+        raise UsageError(
+            "no replica has a gradient for any of the variables; is the loss computed from them?"
+        )
+    group.tell_unused(used)
+    part = group.part(used)
+    return [
+        replace(contribution, group=part, gradients=[contribution.gradients[i] for i in used])
+        for contribution in contributions
+    ]
+
+
+def with_a_say(
+    sources: Sequence[Sequence[Gradient | None]], weights: list[float] | None
+) -> tuple[Sequence[Sequence[Gradient | None]], list[float] | None]:
+    """Leave out the replicas without an example: they have no say, not even with a NaN."""
+    if weights is None:
+        return sources, None
+    return (
+        [row for row, weight in zip(sources, weights, strict=True) if weight],
+        [weight for weight in weights if weight],
+    )
 
 
 def check_same(contributions: Sequence[Contribution]) -> None:
@@ -232,10 +344,10 @@ def _some(group: Group) -> str:
     return repr(names if len(names) <= 6 else [*names[:5], f"… {len(names)} in all"])
 
 
-def _whole(group: Group, gradients: Sequence[Gradient | None]) -> Row:
+def whole(copies: Sequence[Copy], gradients: Sequence[Gradient | None]) -> Row:
     """Return a replica's gradients as arrays: zeros for what only other replicas have used."""
     row: list[Array] = []
-    for gradient, copy in zip(gradients, group.copies[0], strict=True):
+    for gradient, copy in zip(gradients, copies, strict=True):
         if gradient is None:
             gradient = copy.device.ops.full(copy.array.shape, 0, copy.array.dtype)
         elif isinstance(gradient, IndexedSlices):

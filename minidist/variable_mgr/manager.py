@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minidist import context
@@ -15,26 +14,25 @@ from minidist.sync_on_read import SyncOnReadVariable
 from minidist.tape import Gradient
 from minidist.threads import cores
 from minidist.values import local_results
-from minidist.variable import Copy, Reader, Variable, make
+from minidist.variable import Copy, Variable, make
 from minidist.variable_mgr.apply import Apply
 from minidist.variable_mgr.combine import (
     Combined,
     Contribution,
-    Group,
     MeetingOfAll,
     Nothing,
     check_same,
 )
+from minidist.variable_mgr.group import Group
+from minidist.variable_mgr.held import Held
+from minidist.variable_mgr.overlap import Overlap
 from minidist.variable_mgr.place import Place
-from minidist.variable_mgr.read import ReadOwn
+from minidist.variable_mgr.read import OwnReader, Read
 from minidist.variable_mgr.start import Initial, Start
 
 if TYPE_CHECKING:
     from minidist.context import ReplicaContext
     from minidist.optim import Optimizer
-
-
-log = logging.getLogger("minidist")
 
 ON_READ = VariableSynchronization.ON_READ
 
@@ -53,12 +51,12 @@ class VariableMgr:
     name: str
     devices: tuple[Device, ...]
     place: Place
-    read: Callable[[Sequence[Copy], Sequence[Device]], Reader]
+    read: Read
     combine: Nothing | MeetingOfAll
     apply: Apply
     start: Start
+    overlap: Overlap | None = None  # what is summed during backward passes: nothing
     _groups: dict[tuple[Variable, ...], Group] = field(default_factory=dict, init=False, repr=False)
-    _told: dict[Group, object] = field(default_factory=dict, init=False, repr=False)  # of unused
 
     # --- variables
 
@@ -95,7 +93,7 @@ class VariableMgr:
         ]
         return self._put_together(strategy, copies, name=name, **options)
 
-    def twin(self, variable: Variable, **changes: Any) -> Variable:
+    def twin(self, variable: Variable, *, slot: bool = False, **changes: Any) -> Variable:
         """Return a variable like another one, with copies of its copies; `changes` are options."""
         options = {
             "name": variable.name,
@@ -111,117 +109,124 @@ class VariableMgr:
             copy.device.copy(array, copy.array)
             name = _copy_name(options["name"], i)
             copies.append(Copy(name, array, copy.device, options["decays"]))
-        return self._put_together(variable.strategy, copies, **options)
+        return self._put_together(variable.strategy, copies, slot=slot, **options)
 
     def slot(self, variable: Variable, name: str, value: float) -> Variable:
         """Return a new variable full of `value` with a copy beside each of another's."""
-        slot = self.twin(variable, name=name, trainable=False, decays=False)
+        slot = self.twin(variable, slot=True, name=name, trainable=False, decays=False)
         for copy in slot.copies:
             copy.array[...] = value
         return slot
 
-    def _put_together(self, strategy: Any, copies: Sequence[Copy], **options: Any) -> Variable:
+    def _put_together(
+        self, strategy: Any, copies: Sequence[Copy], *, slot: bool = False, **options: Any
+    ) -> Variable:
         """Return a variable of these copies, of the kind that the policy makes of them."""
-        kind = Variable if context.is_default(strategy) else self.place.kind
-        read = self.read
         if options["synchronization"] is ON_READ:
-            kind, read = SyncOnReadVariable, ReadOwn
-        return make(kind, copies, read(copies, self.devices), strategy, **options)
+            return make(SyncOnReadVariable, copies, OwnReader(copies), strategy, **options)
+        kind = Variable if context.is_default(strategy) else self.place.kind
+        reader = self.read.slot(copies) if slot else self.read.reader(copies)
+        return make(kind, copies, reader, strategy, **options)
 
     @property
     def independent(self) -> bool:
         """Whether each replica trains a model of its own, all of which belong in a checkpoint."""
         return not isinstance(self.combine, MeetingOfAll)
 
+    @property
+    def held(self) -> Sequence[Held]:
+        """What the policy holds from step to step beside the variables."""
+        return (*self.read.held, *self.combine.held)
+
+    def close(self) -> None:
+        """Give back what is held beside memory; nothing will be run any more."""
+        self.read.close()
+
     # --- gradients
 
-    def apply_gradients(
+    def contribution(
         self,
-        replica: ReplicaContext,
         optimizer: Optimizer,
-        gradients: Sequence[Gradient | None],
         variables: Sequence[Variable],
         count: int | None,
-    ) -> None:
+        replica: ReplicaContext | None = None,
+    ) -> Contribution:
+        """Return what gradients of these variables are to be given to, one replica's.
+
+        With a replica they may be summed with the others' as they are given, where the policy
+        overlaps; what a gradient is must then be final.
+        """
+        empty: list[Gradient | None] = [None] * len(variables)
+        contribution = Contribution(
+            self.group(variables), count, optimizer, empty, scale=1 / optimizer.current_loss_scale
+        )
+        if self.overlap is not None and replica is not None:
+            self.overlap.join(contribution, replica.replica_id)
+        return contribution
+
+    def apply_gradients(self, replica: ReplicaContext, contribution: Contribution) -> None:
         """Bring one replica's gradients: combine them with the others', update the variables.
 
         Called by every replica on its own thread. When it returns, the replica computes with the
         new values.
         """
-        contribution = Contribution(self._group(variables), list(gradients), count, optimizer)
+        optimizer = contribution.optimizer
+        contribution.given_all()
         combined: Combined | None
         if isinstance(self.combine, MeetingOfAll):
             combined = replica.merge_call(_meet, self, contribution)
         else:
-            combined = self._alone(contribution)
+            combined = self.combine.combine(contribution)
+            if optimizer.must_be_finite:
+                finite = combined and combined.finite()
+                if not replica.merge_call(_agree, optimizer, finite):
+                    combined = None
         if combined is not None:
             self.apply.in_replica(
                 optimizer, combined, replica.replica_id, max(1, cores() // len(self.devices))
             )
 
-    def distributed_apply(
-        self,
-        optimizer: Optimizer,
-        rows: Sequence[Sequence[Gradient | None]],
-        variables: Sequence[Variable],
-        counts: Sequence[int | None],
-    ) -> None:
+    def distributed_apply(self, contributions: Sequence[Contribution]) -> None:
         """Do for all replicas, one after the other, what each does in `apply_gradients`.
 
-        `rows` and `counts` have what each replica brings. Runs in cross-replica context.
+        Runs in cross-replica context.
         """
-        group = self._group(variables)
-        contributions = [
-            Contribution(group, list(row), count, optimizer)
-            for row, count in zip(rows, counts, strict=True)
-        ]
+        optimizer = contributions[0].optimizer
         if isinstance(self.combine, MeetingOfAll):
-            results = [self.meet(contributions)] * len(rows)
+            results = [self.meet(contributions)] * len(contributions)
         else:
-            results = [self._alone(contribution) for contribution in contributions]
+            results = [self.combine.combine(contribution) for contribution in contributions]
+            if optimizer.must_be_finite:
+                finite = [combined and combined.finite() for combined in results]
+                if not optimizer.accepts(finite):
+                    return
         for replica, combined in enumerate(results):
             if combined is not None:
                 self.apply.in_replica(optimizer, combined, replica, cores())
-
-    def _alone(self, contribution: Contribution) -> Combined | None:
-        assert isinstance(self.combine, Nothing)
-        (used,) = self._without_unused([contribution])
-        return self.combine.combine(used)
 
     def meet(self, contributions: Sequence[Contribution]) -> Combined | None:
         """Combine, in the meeting, what all replicas brought, and apply what is applied there."""
         assert isinstance(self.combine, MeetingOfAll)
         check_same(contributions)
-        contributions = self._without_unused(contributions)
+        if self.overlap is not None:
+            self.overlap.met(contributions)
+        optimizer = contributions[0].optimizer
         threads = cores() if len(self.devices) > 1 else 1
         combined = self.combine.combine(contributions, threads)
-        if combined is not None:
-            self.apply.in_meeting(contributions[0].optimizer, combined, threads)
+        if combined is None or not (
+            not optimizer.must_be_finite or optimizer.accepts([combined.finite()])
+        ):
+            return None
+        run = context.frame().run
+        if run is not None:
+            run.check()
+        self.read.before_update()
+        self.apply.in_meeting(optimizer, combined, threads)
+        self.read.after_update()
         return combined
 
-    def _without_unused(self, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
-        """Leave out the variables that no replica has used."""
-        columns = zip(*[contribution.gradients for contribution in contributions], strict=True)
-        used = [i for i, column in enumerate(columns) if any(part is not None for part in column)]
-        if len(used) == len(contributions[0].gradients):
-            return contributions
-        if not used:
-            raise UsageError(
-                "no replica has a gradient for any of the variables; is the loss "
-                "computed from them?"
-            )
-        whole = contributions[0].group
-        part = whole.part(used)
-        first = object()  # of several replicas, each alone, the first tells
-        if self._told.setdefault(part, first) is first:
-            unused = [name for i, name in enumerate(whole.names) if i not in used]
-            log.warning("no gradient for %s; what is not used is left alone", ", ".join(unused))
-        return [
-            replace(contribution, group=part, gradients=[contribution.gradients[i] for i in used])
-            for contribution in contributions
-        ]
-
-    def _group(self, variables: Sequence[Variable]) -> Group:
+    def group(self, variables: Sequence[Variable]) -> Group:
+        """Return the group of these variables; the same one whenever asked again."""
         key = tuple(variables)
         group = self._groups.get(key)
         if group is not None:
@@ -238,6 +243,10 @@ class VariableMgr:
 
 def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined | None:
     return manager.meet(local_results(contributions))
+
+
+def _agree(strategy: Any, optimizer: Optimizer, finite: Any) -> bool:
+    return optimizer.accepts(local_results(finite))
 
 
 def _copy_name(name: str, i: int) -> str:

@@ -1,25 +1,40 @@
-"""What a flag can take: each kind reads its text and says in words what it allows."""
+"""What a flag is: its default, its words, and its kind, which reads its text.
+
+Each kind says in words what it allows.
+"""
 
 from __future__ import annotations
 
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from minidist.bench.schedule import FORM, Schedule
 from minidist.errors import UsageError
+from minidist.optim.schedules import FORM, Piecewise
+
+T = TypeVar("T")
 
 MANY = 10**9  # steps or examples: more than anyone can wait for or hold
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`parse` reads a value from its text or raises ValueError; `allowed` is that in words."""
+    """`parse` reads a value from its text or raises ValueError; `allowed` is that in words.
+
+    A switch may also be given without a value, which is "true", and as --noname, "false".
+    """
 
     parse: Callable[[str], object]
     allowed: str
+    switch: bool = False
+
+
+def flag(default: T, kind: Kind, words: str, *aliases: str) -> T:
+    """Return the dataclass field of one flag; `words` is its help, `aliases` its further names."""
+    return field(default=default, metadata={"kind": kind, "words": words, "aliases": aliases})
 
 
 def choice(*names: str) -> Kind:
@@ -34,28 +49,39 @@ def choice(*names: str) -> Kind:
     return Kind(parse, f"{', '.join(most)} or {last}" if most else last)
 
 
-def whole(least: int, most: int = MANY) -> Kind:
-    """A whole number in a range."""
-
+def _whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = int(text)
         if not least <= number <= most:
             raise ValueError(text)
         return number
 
-    return Kind(parse, f"a whole number from {least} to {most}")
+    return parse
 
 
-def real(allowed: str, accepts: Callable[[float], bool]) -> Kind:
-    """A finite number that passes a test."""
-
+def _real(accepts: Callable[[float], bool]) -> Callable[[str], float]:
     def parse(text: str) -> float:
         number = float(text)
         if not math.isfinite(number) or not accepts(number):
             raise ValueError(text)
         return number
 
-    return Kind(parse, allowed)
+    return parse
+
+
+def whole(least: int, most: int = MANY) -> Kind:
+    """A whole number in a range."""
+    return Kind(_whole(least, most), f"a whole number from {least} to {most}")
+
+
+def real(allowed: str, accepts: Callable[[float], bool]) -> Kind:
+    """A finite number that passes a test."""
+    return Kind(_real(accepts), allowed)
+
+
+def several(one: Callable[[str], float], allowed: str) -> Kind:
+    """Numbers with commas between them, in any order."""
+    return Kind(lambda text: tuple(sorted({one(part) for part in text.split(",")})), allowed)
 
 
 def _boolean(text: str) -> bool:
@@ -64,7 +90,13 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _folder(text: str) -> str:
+def _narrow(text: str) -> str | bool:
+    if text in ("float16", "bfloat16"):
+        return text
+    return "float16" if _boolean(text) else False
+
+
+def _text(text: str) -> str:
     if not text:
         raise ValueError(text)
     return text
@@ -84,11 +116,16 @@ def _output_file(text: str) -> str:
     return text
 
 
-BOOLEAN = Kind(_boolean, "true or false")
+BOOLEAN = Kind(_boolean, "true or false", switch=True)
+NARROW = Kind(_narrow, "float16, bfloat16, true (float16) or false", switch=True)
 POSITIVE = real("a number above 0", lambda number: number > 0)
 EPOCH_COUNT = real("a number above 0, at most a million", lambda number: 0 < number <= 1e6)
 NOT_NEGATIVE = real("a number of at least 0", lambda number: number >= 0)
 FRACTION = real("a number from 0 to just below 1", lambda number: 0 <= number < 1)
-FOLDER = Kind(_folder, "a folder")
+SHARE = real("a number above 0, at most 1", lambda number: 0 < number <= 1)
+TEXT = Kind(_text, "a text")
+FOLDER = Kind(_text, "a folder")
 OUTPUT_FILE = Kind(_output_file, "a file name in a folder that exists")
-SCHEDULE = Kind(Schedule.parse, FORM)
+SCHEDULE = Kind(Piecewise.parse, FORM)
+STEPS = several(_whole(1, MANY), "whole numbers from 1 with commas between them")
+EPOCHS = several(_real(lambda number: number > 0), "numbers above 0 with commas between them")

@@ -1,0 +1,97 @@
+"""`--variable_update=all`: every policy in turn on the same data and start, and one table of them.
+
+Each run warms up by itself, so that none pays for the process's start alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from minidist import data
+from minidist.bench import report
+from minidist.bench.flags import Flags
+from minidist.bench.flags.contradictions import DURING_TRAINING
+from minidist.bench.run import run
+from minidist.errors import MinidistError
+from minidist.variable_mgr import OPTIONS_OF_ONE
+
+BASELINE = "independent"
+POLICIES: dict[str, dict[str, Any]] = {
+    "independent": {"variable_update": "independent"},
+    "parameter_server": {"variable_update": "parameter_server"},
+    "parameter_server+staged_vars": {"variable_update": "parameter_server", "staged_vars": True},
+    "replicated": {"variable_update": "replicated"},
+    "replicated+relaxed": {"variable_update": "replicated", "variable_consistency": "relaxed"},
+}
+OWN = ("staged_vars", "variable_consistency")  # what tells policies of the table apart
+
+
+def compare(flags: Flags, dataset: data.Dataset) -> dict[str, Any]:
+    """Run all policies, print a table of those that have ended, and return what the JSON holds.
+
+    The table is printed also where one fails, whose name its error says, and on Ctrl-C.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    try:
+        for name in POLICIES:
+            print(f"\n{name} ({len(runs) + 1} of {len(POLICIES)})\n")
+            runs[name] = _run(name, flags, dataset)
+    finally:
+        if runs:
+            print_table(runs)
+    return report.comparison(flags, runs)
+
+
+def _run(name: str, flags: Flags, dataset: data.Dataset) -> dict[str, Any]:
+    try:
+        return run(flags_of(name, flags), dataset)
+    except MinidistError as error:
+        error.args = (f"{name}: {error}",)
+        raise
+
+
+def flags_of(name: str, flags: Flags) -> Flags:
+    """Return the flags with which a policy of the table runs: without those that do not fit it.
+
+    Under --train_dir each has a folder of its own.
+    """
+    chosen = POLICIES[name]
+    unfit = [
+        option
+        for option, policy in OPTIONS_OF_ONE.items()
+        if option in OWN or policy != chosen["variable_update"]
+    ]
+    if chosen.get("staged_vars"):
+        unfit += ["caching", *DURING_TRAINING, "stop_at_top_1_accuracy"]
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(Flags)}
+    changes = {option: defaults[option] for option in unfit} | chosen
+    if flags.train_dir is not None:
+        changes["train_dir"] = str(Path(flags.train_dir, name))
+    return replace(flags, **changes)
+
+
+def print_table(runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a row for each run: speed, its ratio to independent's, last loss, and accuracy."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption=f"ratio: of images/sec to those of {BASELINE}")
+    table.add_column("policy", no_wrap=True)
+    for column in ("images/sec", "ratio", "final loss", "accuracy"):
+        table.add_column(column, justify="right")
+    for name, results in runs.items():
+        table.add_row(name, *_cells(results, runs[BASELINE]))
+    print()
+    Console().print(table)
+
+
+def _cells(results: Mapping[str, Any], baseline: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    accuracy = f"{results['accuracy']['top_1']:.4f}" if results["accuracy"] else "-"
+    if not results["steps"]:  # all of them were done before
+        return "-", "-", "-", accuracy
+    speed = results["images_per_sec"]["mean"]
+    ratio = f"{speed / baseline['images_per_sec']['mean']:.3f}" if baseline["steps"] else "-"
+    return f"{speed:.1f}", ratio, f"{results['steps'][-1]['loss']:.3f}", accuracy

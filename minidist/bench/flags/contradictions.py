@@ -1,0 +1,91 @@
+"""Flags that do not go together: found before anything starts, and named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minidist.bench.flags.distribution import ALL
+from minidist.errors import UsageError
+from minidist.variable_mgr import OPTIONS_OF_ONE
+
+if TYPE_CHECKING:
+    from minidist.bench.flags import Flags
+
+DURING_TRAINING = (
+    "eval_during_training_every_n_steps",
+    "eval_during_training_every_n_epochs",
+    "eval_during_training_at_specified_steps",
+    "eval_during_training_at_specified_epochs",
+)
+# No two of one line.
+ALTERNATIVES = (
+    ("num_batches", "num_epochs"),
+    ("num_eval_batches", "num_eval_epochs"),
+    ("forward_only", "eval"),
+    ("forward_only", "train_dir"),
+    ("save_model_secs", "save_model_steps"),
+    ("piecewise_learning_rate_schedule", "init_learning_rate"),
+    ("piecewise_learning_rate_schedule", "num_epochs_per_decay"),
+    ("piecewise_learning_rate_schedule", "learning_rate_decay_factor"),
+    ("use_fp16", "use_bf16"),
+    ("gradient_clip", "gradient_clip_norm"),
+    DURING_TRAINING,
+    *((during, other) for during in DURING_TRAINING for other in ("eval", "forward_only")),
+    *((during, "staged_vars") for during in DURING_TRAINING),
+)
+# The first is of no use without the second.
+NEEDS = (
+    ("eval", "train_dir"),
+    ("save_model_steps", "train_dir"),
+    ("save_model_secs", "train_dir"),
+    ("save_summaries_steps", "train_dir"),
+    ("num_epochs_per_decay", "learning_rate_decay_factor"),
+    ("learning_rate_decay_factor", "num_epochs_per_decay"),
+    ("minimum_learning_rate", "num_epochs_per_decay"),
+    ("fp16_loss_scale", "use_fp16"),
+    ("fp16_enable_auto_loss_scale", "use_fp16"),
+)
+
+
+def check(flags: Flags) -> None:
+    """Raise UsageError for the first contradiction."""
+    for names in ALTERNATIVES:
+        given = [name for name in names if _is_given(flags, name)]
+        if len(given) > 1:
+            raise UsageError(
+                f"--{given[0]} and --{given[1]} contradict each other: give only one of them"
+            )
+    for name, needed in NEEDS:
+        if _is_given(flags, name) and not _is_given(flags, needed):
+            raise UsageError(f"--{name} needs --{needed}: give both, or neither")
+    if flags.stop_at_top_1_accuracy is not None and not flags.evaluates_during_training:
+        raise UsageError(
+            "--stop_at_top_1_accuracy needs evaluations during the training: give one of "
+            f"--{', --'.join(DURING_TRAINING)} too"
+        )
+    if flags.summary_verbosity and not flags.save_summaries_steps:
+        raise UsageError(
+            f"--summary_verbosity={flags.summary_verbosity} needs --save_summaries_steps: say how "
+            "often summaries are written"
+        )
+    if flags.variable_update == ALL and flags.eval:
+        raise UsageError(
+            "--eval evaluates one training, and --variable_update=all names several: name one"
+        )
+    for name, policy in OPTIONS_OF_ONE.items():
+        if _is_given(flags, name) and flags.variable_update not in (policy, ALL):
+            raise UsageError(
+                f"--{name}={getattr(flags, name)} is for --variable_update={policy}, not for "
+                f"{flags.variable_update}: leave one of them out"
+            )
+    if flags.hierarchical_copy and flags.num_devices == 1:
+        raise UsageError(
+            "--hierarchical_copy copies between devices, but --num_devices is 1: leave it out"
+        )
+    flags.policy_options()  # raises what is wrong with them alone
+
+
+def _is_given(flags: Flags, name: str) -> bool:
+    """Whether a flag says something else than one that is not given."""
+    value = getattr(flags, name)
+    return value is not False and value != type(flags).__dataclass_fields__[name].default

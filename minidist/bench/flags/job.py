@@ -1,0 +1,80 @@
+"""Flags of the job itself: which model on which data and devices, for how long, doing what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minidist.bench.flags.kinds import (
+    BOOLEAN,
+    EPOCH_COUNT,
+    FOLDER,
+    SHARE,
+    choice,
+    flag,
+    whole,
+)
+from minidist.data import SOURCES
+from minidist.models import MODELS
+
+EPOCHS = 20.0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is trained."""
+
+    model: str = flag("lenet", choice(*MODELS), "the network to train")
+    data_name: str = flag(
+        "digits",
+        choice(*SOURCES),
+        "the data set; all but digits are made up unless --data_dir is given",
+    )
+    data_dir: str | None = flag(None, FOLDER, "where the files of mnist or cifar10 lie")
+    batch_size: int = flag(32, whole(1), "examples per device and step")
+    num_devices: int = flag(2, whole(1, 1024), "devices, each a replica", "num_gpus")
+    device: str = flag("cpu", choice("cpu"), "the kind of device")
+    data_format: str = flag(
+        "NHWC",
+        choice("NHWC", "NCHW"),
+        "order in which images are handed over; NCHW is transposed once",
+    )
+
+
+@dataclass(frozen=True)
+class Length:
+    """For how long."""
+
+    num_batches: int | None = flag(
+        None,
+        whole(1),
+        "steps to train and measure, in place of --num_epochs; what a training that "
+        "is gone on from has done of them is done",
+    )
+    num_epochs: float | None = flag(
+        None,
+        EPOCH_COUNT,
+        f"passes over the training part; {EPOCHS:g} when neither this nor --num_batches is given",
+    )
+    num_warmup_batches: int = flag(
+        10, whole(0), "steps before those that are counted and measured; they train as all do"
+    )
+    display_every: int = flag(10, whole(1), "steps from one printed row to the next")
+    display_perf_ewma: float | None = flag(
+        None,
+        SHARE,
+        "let images/sec be of an exponentially weighted mean of the steps' times, in which the "
+        "newest has this weight",
+    )
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Doing what."""
+
+    forward_only: bool = flag(False, BOOLEAN, "compute losses but train nothing")
+    eval: bool = flag(
+        False, BOOLEAN, "train nothing: print the accuracy of the newest checkpoint in --train_dir"
+    )
+    print_training_accuracy: bool = flag(
+        False, BOOLEAN, "add the accuracy on the training batch to the rows"
+    )

@@ -1,0 +1,38 @@
+"""Ranges: tensors of different sizes are summed by different algorithms.
+
+pscpu:2K:xring     tensors of at most 2048 elements ──►  pscpu
+                   larger ones                      ──►  xring
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minidist.comm.base import Communicator, columns
+from minidist.comm.scratch import Row
+from minidist.comm.spec import Spec
+
+
+class ByRange(Communicator):
+    """All-reduce by the algorithm of each tensor's range. members: one for each of the ranges."""
+
+    def __init__(self, spec: Spec, members: Sequence[Communicator]) -> None:
+        self._spec = spec
+        self._members = tuple(members)
+        orders = {member.order for member in members}
+        self.order = orders.pop() if len(orders) == 1 else "mixed"
+
+    def _all_reduce(
+        self,
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
+        weights: Sequence[float] | None,
+        scale: float,
+        threads: int,
+    ) -> None:
+        chosen = self._spec.members([array.size for array in sources[0]])
+        for member, own in zip(self._members, chosen, strict=True):
+            if own:
+                member._all_reduce(
+                    columns(sources, own), columns(destinations, own), weights, scale, threads
+                )

@@ -1,0 +1,72 @@
+"""Scratch: buffers that are leased for the length of one call, so that the next one has them too.
+
+Every call leases its own, so several threads may be in one algorithm at the same time; and a call
+like the one before finds its buffers in the pool, so in the steady state nothing is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from types import TracebackType
+from typing import Any
+
+from minidist.device import Array, Device, Lease
+from minidist.kernels.reduce import offsets
+
+Row = Sequence[Array]
+
+
+class Scratch:
+    """Leases until the end of a with statement."""
+
+    def __init__(self) -> None:
+        self._leases: list[Lease] = []
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for lease in self._leases:
+            lease.release()
+
+    def flat(self, device: Device, length: int, dtype: Any) -> Array:
+        """Return a buffer of so many elements, not initialised."""
+        lease = device.lease((length,), dtype)
+        self._leases.append(lease)
+        return lease.array
+
+    def row(self, device: Device, like: Row, dtype: Any = None) -> list[Array]:
+        """Return arrays shaped like those of a row of one dtype, in one buffer on a device."""
+        if dtype is None:
+            dtype = like[0].dtype
+        return laid(self.flat(device, room(like, dtype), dtype), like)
+
+    def spread(self, devices: Sequence[Device], like: Row, turn: int = 0) -> list[Array]:
+        """Return arrays shaped like those of a row, the i-th on device i + `turn` modulo all."""
+        count = len(devices)
+        arrays: list[Array] = [None] * len(like)
+        for first in range(min(count, len(like))):
+            own = self.row(devices[(first + turn) % count], like[first::count])
+            arrays[first::count] = own
+        return arrays
+
+
+def room(row: Row, dtype: Any) -> int:
+    """Return how many elements of that dtype `laid` needs for a row."""
+    total: int = offsets([array.shape for array in row], dtype.itemsize)[1]
+    return total
+
+
+def laid(flat: Array, row: Row) -> list[Array]:
+    """Return arrays shaped like those of a row, one behind the other, each 64-byte aligned."""
+    starts, _ = offsets([array.shape for array in row], flat.dtype.itemsize)
+    return [
+        flat[start : start + prod(array.shape)].reshape(array.shape)
+        for start, array in zip(starts, row, strict=True)
+    ]

@@ -1,0 +1,132 @@
+"""Spec: which algorithm sums tensors of which size, in one line of text.
+
+    spec   =  range [ ":" limit ":" range ] …      the last range has no limit
+    range  =  algorithm [ "#" shards ]
+    limit  =  a number of elements; K, M and G after it are 2^10, 2^20 and 2^30
+
+`pscpu:2k:xring#2` sums tensors of at most 2048 elements by pscpu and larger ones by xring in two
+shards. The grammar is that of `all_reduce_spec` in tf_cnn_benchmarks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from minidist.errors import UsageError
+
+ALGORITHMS = ("auto", "copy", "pscpu", "psgpu", "xring", "rechd", "hierarchical_copy")
+SHARDED = ("pscpu", "psgpu", "xring")
+
+# What the ancestor has and one machine's devices have not.
+ELSEWHERE = {
+    "nccl": (
+        "needs GPUs and NCCL, which come with the extra cuda12 (pip install 'minidist[cuda12]'); "
+        "on devices of the CPU use auto"
+    ),
+    "nccl/xring": "sums by NCCL in each machine and by xring between them; on one, use xring",
+    "nccl/rechd": "sums by NCCL in each machine and by rechd between them; on one, use rechd",
+    "nccl/pscpu": "sums by NCCL in each machine and by pscpu between them; on one, use pscpu",
+    "pscpu/pscpu": "sums on a host in each machine and then on one for all; on one, use pscpu",
+    "collective": "sums over a cluster of machines; on one, use auto",
+}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Tensors of at most `limit` elements (None: of any size), and how they are summed."""
+
+    algorithm: str
+    shards: int = 1
+    limit: int | None = None
+
+    def __str__(self) -> str:
+        shards = f"#{self.shards}" if self.shards > 1 else ""
+        return self.algorithm + shards + ("" if self.limit is None else f":{_short(self.limit)}")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Ranges by rising limits, of which the last has none."""
+
+    ranges: tuple[Range, ...]
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self.ranges))
+
+    def members(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Return for each range the numbers of the tensors in it, by their counts of elements."""
+        members: list[list[int]] = [[] for _ in self.ranges]
+        for i, size in enumerate(sizes):
+            for own, one in zip(members, self.ranges, strict=True):
+                if one.limit is None or size <= one.limit:
+                    own.append(i)
+                    break
+        return members
+
+
+def parse(text: str) -> Spec:
+    """Return the spec that a text says; `str` of it is the shortest such text.
+
+    Raises UsageError (a ValueError) for what is none, and for what needs more than one machine's
+    devices or NCCL.
+    """
+    if not isinstance(text, str):
+        raise UsageError(f"all_reduce_spec={text!r} is no text such as 'xring#2'")
+    parts = text.split(":")
+    if len(parts) % 2 == 0:
+        raise UsageError(
+            f"all_reduce_spec={text!r} has {len(parts)} parts between its colons; they are "
+            "algorithm:limit:algorithm …, so there must be an odd number"
+        )
+    ranges: list[Range] = []
+    for part, limit in zip(parts[::2], [*parts[1::2], None], strict=True):
+        algorithm, shards = _algorithm(text, part)
+        ranges.append(Range(algorithm, shards, None if limit is None else _limit(text, limit)))
+    limits = [one.limit for one in ranges if one.limit is not None]
+    if any(b <= a for a, b in pairwise(limits)):
+        raise UsageError(f"all_reduce_spec={text!r}: its limits {limits} must rise")
+    return Spec(tuple(ranges))
+
+
+def _algorithm(text: str, part: str) -> tuple[str, int]:
+    algorithm, mark, shards = part.partition("#")
+    if algorithm in ELSEWHERE:
+        raise UsageError(f"all_reduce_spec={text!r}: {algorithm} {ELSEWHERE[algorithm]}")
+    if algorithm not in ALGORITHMS:
+        raise UsageError(
+            f"all_reduce_spec={text!r}: no algorithm is called {algorithm!r}; there are "
+            f"{', '.join(ALGORITHMS)}"
+        )
+    if not mark:
+        return algorithm, 1
+    if not re.fullmatch("[0-9]{1,9}", shards) or int(shards) < 1:
+        raise UsageError(
+            f"all_reduce_spec={text!r}: after # comes a number of shards, at least 1, "
+            f"not {shards!r}"
+        )
+    if int(shards) > 1 and algorithm not in SHARDED:
+        raise UsageError(
+            f"all_reduce_spec={text!r}: {algorithm} has no shards; {', '.join(SHARDED)} have"
+        )
+    return algorithm, int(shards)
+
+
+def _limit(text: str, limit: str) -> int:
+    match = re.fullmatch("([0-9]{1,18})([KMG]?)", limit.upper())
+    if match is None:
+        raise UsageError(
+            f"all_reduce_spec={text!r}: {limit!r} is no limit; write a number of elements, "
+            "as 4096 or 4K"
+        )
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _short(limit: int) -> str:
+    for letter in "GMK":
+        if limit and limit % UNITS[letter] == 0:
+            return f"{limit // UNITS[letter]}{letter}"
+    return str(limit)
