@@ -15,7 +15,7 @@ ROOT = Path(minidist.__file__).parent
 
 # From the ground up; the names on one line are one floor.
 FLOORS = [
-    ["errors", "threads", "patience", "dtypes"],
+    ["errors", "threads", "patience", "observe", "dtypes"],
     ["kernels"],
     ["device"],
     [
