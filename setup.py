@@ -39,7 +39,7 @@ setup(
     packages=[*find_packages(include=["minidist", "minidist.*"]), "minidist.kernels"],
     package_dir={"minidist.kernels": "kernels"},
     package_data={
-        "minidist": ["py.typed", "data/*.gz", "data/*.md"],
+        "minidist": ["py.typed", "data/*.gz", "data/*.md", "trace/page.*"],
         "minidist.kernels": ["*.h", "*.cu", "*.pyx", "*.pxd", "*.pyi"],
     },
     ext_modules=cythonize(

@@ -4,8 +4,9 @@
     python bench/optimizer.py --limits ./limits --torch TORCH/bin/python    # in turns
 
 25,557,032 parameters in float32; SGD with momentum 0.9 reads and writes 20 bytes for each, Adam 28.
-What is timed is the verb that updates all tensors of a device in one call. The sides take turns,
-each in a process of its own that stays; each turn is a median of a few steps.
+What is timed is the verb that updates all tensors of a device in one call, with variables, slots
+and gradients where the variable manager puts them. The sides take turns, each in a process of its
+own that stays; each turn is a median of a few steps.
 
 --limits: a program that, called with `--workload optimizer --threads-per-replica T --steps K`,
 prints a line of JSON for each rule, {"variant": "sgdm" or "adam", "step_s": seconds}: the plain
@@ -62,16 +63,22 @@ def minidist_rules(threads: int) -> dict[str, Callable[[], object]]:
     import numpy as np
 
     import minidist as md
+    from minidist.comm import allocate_row
+    from minidist.device.arena import Arena
 
     (device,) = md.devices("cpu*1")
+    arena = Arena(device)
 
-    def tensors(value: float) -> list[np.ndarray]:
-        row = [device.allocate(shape, "float32") for shape in shapes()]
+    def kept(value: float) -> list[np.ndarray]:
+        row = [arena.allocate(shape, "float32") for shape in shapes()]
         for array in row:
             array.fill(value)
         return row
 
-    w, g, m, v = (tensors(value) for value in (1.0, 1e-3, 0.0, 1e-4))
+    w, m, v = kept(1.0), kept(0.0), kept(1e-4)
+    g = allocate_row([(device, (shape, np.dtype(np.float32))) for shape in shapes()])
+    for array in g:
+        array.fill(1e-3)
     how = {"scale": 1.0, "weight_decay": [0.0] * len(w), "threads": threads}
     ops = device.ops
     return {

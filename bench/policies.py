@@ -78,16 +78,19 @@ class Job:
 
     def __init__(self, policy: str, n: int, model: str, shape: tuple[int, ...], batch: int) -> None:
         name, options = POLICIES[policy]
-        generator = np.random.default_rng(0)
         self.strategy = md.Strategy(f"cpu*{n}", name, **options)
         with self.strategy.scope():
             self.model = md.models.build(model, shape, 10)
         self.optimizer = md.optim.Momentum(0.001)
-        images = [generator.standard_normal((batch, *shape)).astype("f") for _ in range(n)]
-        labels = [generator.integers(0, 10, batch) for _ in range(n)]
-        devices = self.strategy.devices
-        self.images = md.PerReplica(devices, [md.constant(image) for image in images])
-        self.labels = md.PerReplica(devices, [md.constant(label) for label in labels])
+
+        def batch_of_a_replica() -> tuple[md.Tensor, md.Tensor]:
+            replica = md.get_replica_context()
+            assert replica is not None
+            generator = np.random.default_rng(replica.replica_id)
+            images = generator.standard_normal((batch, *shape)).astype("f")
+            return md.constant(images), md.constant(generator.integers(0, 10, batch))
+
+        self.images, self.labels = self.strategy.run(batch_of_a_replica)
 
     @property
     def size(self) -> int:

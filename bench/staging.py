@@ -1,6 +1,6 @@
 """What a StagingArea costs, and what it hides: a copy in the shadow of a computation.
 
-    python bench/staging.py                  # all, about a minute
+    python bench/staging.py                  # all, some seconds
     python bench/staging.py shadow           # some
 
 Each figure is the median over rounds of a round's median, with the lowest and highest round beside
@@ -18,7 +18,6 @@ from overhead import ROUNDS, by_round, in_turns, median_time, show
 from threadpoolctl import threadpool_limits
 
 import minidist as md
-from minidist.train import train_step
 
 
 def tensors(count: int, elements: int) -> list[md.Tensor]:
@@ -117,34 +116,7 @@ class Job:
         del item
 
 
-# --- the policy ----------------------------------------------------------------------------------
-
-
-def policy() -> None:
-    """Compare a step under parameter_server with staged variables and without."""
-    generator = np.random.default_rng(0)
-    batch = 64
-    images = generator.standard_normal((2 * batch, 28, 28, 1)).astype(np.float32)
-    labels = generator.integers(0, 10, 2 * batch)
-    for model in ("mlp", "lenet"):
-        steps = {}
-        for staged in (False, True):
-            strategy = md.Strategy("cpu*2", "parameter_server", staged_vars=staged)
-            data = strategy.distribute_dataset([(images, labels)]).get_next()
-            with strategy.scope():
-                network = md.models.build(model, (28, 28, 1), 10)
-                optimizer = md.optim.Momentum(0.01)
-            step = partial(strategy.run, train_step, network, optimizer, *data)
-            median_time(step, 20)
-            steps["staged_vars" if staged else "parameter_server"] = step
-        measured = in_turns(steps, turns=2 * ROUNDS, together=10)
-        for name, times in measured.items():
-            show(f"{model}, batch {batch}, two replicas: {name}", by_round(times, 1e3), "ms")
-        ratios = [a / b for a, b in zip(*measured.values(), strict=True)]
-        show("  times the unstaged rate, in %", by_round(ratios, 100), "%", "target: 97")
-
-
-MEASUREMENTS = {"way": way, "shadow": shadow, "policy": policy}
+MEASUREMENTS = {"way": way, "shadow": shadow}
 
 
 def main() -> None:

@@ -140,6 +140,7 @@ cdef inline int read_columns(
 ) except -1:
     """Fill the table from lists, the first `written` of type number `to`, the others of `kind`."""
     cdef Py_ssize_t width = len(lists), rows = len(lists[0]), row, column, size
+    cdef int own
     cdef bint output
     for column in range(width):
         if len(lists[column]) != rows:
@@ -155,8 +156,9 @@ cdef inline int read_columns(
             if size < 0 and cnp.PyArray_Check(item):
                 size = cnp.PyArray_SIZE(<cnp.ndarray> item)
             output = column < written
-            if not fits(item, to if output else kind, size, output):
-                complain(verb, f"{names[column]}[{row}]", item, to if output else kind, size, output)
+            own = to if output else kind
+            if not fits(item, own, size, output):
+                complain(verb, f"{names[column]}[{row}]", item, own, size, output)
             table.at.push_back(cnp.PyArray_DATA(<cnp.ndarray> item))
         table.add_row(size)
     return 0

@@ -1,8 +1,9 @@
 """Sums over replicas, casts, packing into one buffer, and what is asked of all tensors together.
 
 Tensors are C-contiguous arrays, float32 or float64, all of one dtype in a call, and for sums and
-casts also float16 or ml_dtypes.bfloat16. At most `threads` threads share the work; the result is the same for any number of them. A TypeError names the array
-of a wrong type, a ValueError the one of a wrong size or layout, or the list of a wrong length.
+casts also float16 or ml_dtypes.bfloat16. At most `threads` threads share the work; the result is
+the same for any number of them. A TypeError names the array of a wrong type, a ValueError the one
+of a wrong size or layout, or the list of a wrong length.
 """
 
 cimport numpy as cnp

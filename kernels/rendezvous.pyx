@@ -90,7 +90,8 @@ cdef class Rendezvous:
     `stop` ends all present and future waiting.
 
     The bookkeeping between two releases of the GIL is atomic: these methods run no Python code in
-    between. Only `wait` lets go of it, and polls for `spin` seconds before it sleeps.
+    between. Only `wait` lets go of it, and polls for `spin` seconds before it sleeps; a thread that
+    polls works on whatever loop the team shares.
     """
 
     cdef readonly int n                # threads that meet

@@ -6,12 +6,12 @@
 //     `threads` threads take part, the caller among them. Which thread takes which piece is a
 //     matter of timing, so a body writes only what belongs to its own piece; then the result never
 //     depends on the number of threads.
+//   - `grain` is how many elements are worth another thread. Nobody takes part for less than two
+//     grains, nor for threads < 2: the caller runs the loop alone, and takes no lock.
 //   - Threads that poll for something else may lend themselves: they say so with offer(1), call
 //     help() between looks, which works on the open loop if there is one, and end with offer(-1)
-//     and a last help(). They cost nothing to win over. The team's own threads sleep, and waking
-//     one is dear: `grain` is how many elements are worth it. Nobody is woken for less than two
-//     grains, and nobody is let in for less than two sixteenths of one, nor for threads < 2: then
-//     the caller runs the loop alone, and takes no lock.
+//     and a last help(). The team's own threads sleep, and waking one is dear: that is done only
+//     for as many as are not lent.
 //   - The caller never waits for a thread that has not begun. It works through the pieces itself,
 //     closes the call, and waits only for pieces that others hold. A thread that comes too late
 //     finds the door closed.
@@ -77,19 +77,18 @@ struct md_call {
 class md_team {
   public:
     void share(ptrdiff_t n, ptrdiff_t grain, int threads, md_body body, void *context) {
-        const ptrdiff_t lent = lenders.load(std::memory_order_relaxed);
-        const ptrdiff_t with_lent = std::min(n / std::max<ptrdiff_t>(grain / 16, 1), 1 + lent);
-        const ptrdiff_t takers = std::min<ptrdiff_t>(threads, std::max(n / grain, with_lent));
+        const ptrdiff_t takers = std::min<ptrdiff_t>(threads, n / grain);
         if (takers < 2 || busy.exchange(true, std::memory_order_acquire)) {
             if (n > 0) body(context, 0, n);
             return;
         }
-        // At least four pieces a thread: whoever is late or interrupted leaves its share to others.
+        // Four pieces a thread, up to sixteen of a grain each: who is late or interrupted leaves
+        // its share to the others.
         const ptrdiff_t pieces = std::max(4 * takers, std::min(16 * takers, n / grain));
         md_call call{n, std::min(n, pieces), body, context};
         open = &call;
         door.store(unsigned(takers - 1));
-        wake(std::min(takers, n / grain) - 1 - lenders.load());
+        wake(takers - 1 - lenders.load());
         call.work();
         close();
         busy.store(false, std::memory_order_release);

@@ -10,6 +10,7 @@ docs/layout.md is the tour of the code.
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from os import environ as _environ
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -72,20 +73,27 @@ from minidist.variable import AggregatingVariable, MirroredVariable, Variable
 
 if _TYPE_CHECKING:
     from minidist import data, metrics, models, nn, optim
+    from minidist.checking import check
     from minidist.checkpoint import load, save
+    from minidist.instruments.bytes import Bytes
+    from minidist.instruments.staleness import Staleness
     from minidist.padding import Padded, pad
     from minidist.staging import StagingArea
     from minidist.summary import SummaryWriter
+    from minidist.trace import trace
     from minidist.train_dir import TrainDir
 
 _install_default_strategy()
 
 # What not every program uses is imported when it is first asked for.
 _LATER = {
+    "Bytes": "minidist.instruments.bytes",
     "Padded": "minidist.padding",
+    "Staleness": "minidist.instruments.staleness",
     "StagingArea": "minidist.staging",
     "SummaryWriter": "minidist.summary",
     "TrainDir": "minidist.train_dir",
+    "check": "minidist.checking",
     "data": "minidist.data",
     "load": "minidist.checkpoint",
     "metrics": "minidist.metrics",
@@ -94,6 +102,7 @@ _LATER = {
     "optim": "minidist.optim",
     "pad": "minidist.padding",
     "save": "minidist.checkpoint",
+    "trace": "minidist.trace",
 }
 
 
@@ -106,6 +115,10 @@ def __getattr__(name: str) -> _Any:
     return value
 
 
+if _environ.get("MINIDIST_CHECK", "0") not in ("", "0"):
+    __getattr__("check")()
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
@@ -114,6 +127,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AggregatingVariable",
+    "Bytes",
     "GradientTape",
     "IndexedSlices",
     "InputContext",
@@ -126,6 +140,7 @@ __all__ = [
     "ReplicaDeviceMap",
     "SingleDeviceMap",
     "StagingArea",
+    "Staleness",
     "Strategy",
     "SummaryWriter",
     "SyncOnReadVariable",
@@ -136,6 +151,7 @@ __all__ = [
     "VariableSynchronization",
     "WorkerDeviceMap",
     "assign_moving_average",
+    "check",
     "constant",
     "data",
     "default_dtype",
@@ -167,6 +183,7 @@ __all__ = [
     "select_replica",
     "set_strategy",
     "shard",
+    "trace",
     "value_container",
     "variable_creator_scope",
 ]

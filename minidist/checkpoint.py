@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minidist import context, tensor_file
-from minidist.errors import ContextError, DataError
+from minidist import context, observe, tensor_file
+from minidist.errors import ContextError, DataError, UsageError
 from minidist.optim import LossScale, Optimizer
 from minidist.state import Part, by_key, copies_of, held_by_key, slots_of, taken_out, variables_of
 from minidist.tensor_file import TensorFile, is_natural
@@ -58,6 +58,7 @@ def save(
     """
     everything = variables_of(variables)
     strategy = _strategy(everything, "save")
+    _check_optimizer(optimizer)
     if optimizer is not None:
         optimizer.require_whole_step("saved")
     slots = slots_of(everything, optimizer)
@@ -69,9 +70,10 @@ def save(
         about.iterations = [optimizer.iterations_at(place) for place in range(_models(strategy))]
         if optimizer.loss_scale is not None:
             about.loss_scale = optimizer.loss_scale.state
-    arrays, about.held = taken_out(everything + slots)
-    text = json.dumps({"format": FORMAT, **asdict(about)})
-    tensor_file.write(Path(path), arrays, {**(metadata or {}), METADATA: text})
+    with observe.span("save", "a checkpoint", path=str(path)):
+        arrays, about.held = taken_out(everything + slots)
+        text = json.dumps({"format": FORMAT, **asdict(about)})
+        tensor_file.write(Path(path), arrays, {**(metadata or {}), METADATA: text})
 
 
 def load(
@@ -96,6 +98,7 @@ def load(
     """
     everything = variables_of(variables)
     strategy = _strategy(everything, "load")
+    _check_optimizer(optimizer)
     with TensorFile(Path(path)) as file:
         saved = _about(file)
         everything += slots_of(everything, optimizer, file.entries)
@@ -126,6 +129,14 @@ def load(
         strategy.step = saved.step
         context.set_random_state(saved.seed, saved.draws)
     return keys
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"a checkpoint keeps the state of one optimizer, or of none, and not of {optimizer!r}; "
+            "use a file for each, with the variables that each trains"
+        )
 
 
 def _strategy(variables: Collection[Variable], verb: str) -> Any:

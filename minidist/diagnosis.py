@@ -84,6 +84,22 @@ def check_same(run: Run, functions: Sequence[Any]) -> None:
             )
 
 
+def met(run: Run) -> str:
+    """Say in which lines of their functions the replicas have met; to be appended."""
+    places = {i: _at(run, i) for i in range(min(run.n, MOST))}
+    if len(set(places.values())) == 1:
+        return f", which met in {places[0]}"
+    return "; " + ", ".join(f"replica {i} came from {place}" for i, place in places.items())
+
+
+def users_line() -> str:
+    """Return the line of the calling thread that is the user's, as file:line."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "no line"
+
+
 def note(failure: BaseException, text: str) -> None:
     """Add a note to an exception, once, whatever its class makes of that."""
     try:

@@ -37,6 +37,10 @@ class HangError(MinidistError, TimeoutError):
     """A peer did not arrive within the deadline."""
 
 
+class RaceError(MinidistError, RuntimeError):
+    """Nothing orders two accesses to the same memory: the checking mode has found it."""
+
+
 class ClosedError(MinidistError, RuntimeError):
     """What was closed takes nothing in any more, and nothing is left in it."""
 
@@ -47,6 +51,10 @@ class ForkError(MinidistError, RuntimeError):
 
 class NonFiniteError(MinidistError, ArithmeticError):
     """A loss or gradient is NaN or infinite."""
+
+
+class InjectedError(MinidistError, RuntimeError):
+    """A replica was made to fail on purpose."""
 
 
 class EndOfDataError(MinidistError, EOFError):

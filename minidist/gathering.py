@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from minidist import observe
 from minidist.destinations import as_placeable
 from minidist.errors import ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
@@ -46,6 +47,8 @@ def _gather(leaf: Any, axis: int, replicas: int) -> Tensor:
     for part in parts:
         end = start + part.shape[along]
         device.copy(whole[(slice(None),) * along + (slice(start, end),)], part.array)
+        if observe.counting:
+            observe.moved(part.device.short, device.short, part.array.nbytes, "values")
         start = end
     return Tensor(whole, device)
 

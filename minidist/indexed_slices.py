@@ -93,7 +93,9 @@ class IndexedSlices:
         if device is self.device:
             return self
         return IndexedSlices(
-            to_device(self.values, device), to_device(self.indices, device), self.dense_shape
+            to_device(self.values, device, "rows"),
+            to_device(self.indices, device, "rows"),
+            self.dense_shape,
         )
 
     def numpy(self) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from minidist import observe
 from minidist.errors import HangError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Waiting:
 
     def tick(self, fence: Fence, target: int, what: Callable[[], str]) -> None:
         """Wait a little for a fence; `what` says what is not going on, in a sentence."""
+        if observe.watching:
+            observe.waiting(lambda: fence.value >= target)
         if fence.wait(target, min(TICK, self.left())):
             return
         waited = time.monotonic() - self._since

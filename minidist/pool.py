@@ -17,7 +17,9 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from minidist import observe
 from minidist.errors import ContextError, ForkError
 from minidist.kernels.rendezvous import Fence
 
@@ -48,11 +50,18 @@ class Worker:
     def post(self, job: Callable[[], None]) -> None:
         self._job = job
         self._posted.advance()
+        if observe.watching:
+            observe.woke(self.thread)
+
+    def _has(self, jobs: int) -> bool:
+        return self._posted.value >= jobs
 
     def _loop(self) -> None:
         jobs = 0
         while not self.abandoned:
             jobs += 1
+            if observe.watching:
+                observe.waiting(partial(self._has, jobs))
             self._posted.wait(jobs)
             job, self._job = self._job, None
             if job is _end:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minidist import dtypes, indexed_slices, ops
-from minidist.comm import Communicator, allocate_row
+from minidist.comm import Communicator, Row, allocate_row
 from minidist.destinations import (
     as_placeable,
     broadcast,
@@ -247,10 +247,13 @@ class _Reduction:
     def _sum(self, terms: Sequence[_Term], devices: Devices, scale: float) -> Iterator[Any]:
         """Sum all terms in one pass, to all devices."""
         kinds = [(term.parts[0].shape, term.parts[0].dtype) for term in terms]
-        columns = [[part.array for part in term.parts] for term in terms]
+        sources = [
+            Row([part.array for part in parts], [part.device for part in parts])
+            for parts in zip(*[term.parts for term in terms], strict=True)
+        ]
         rows = [allocate_row([(device, kind) for kind in kinds]) for device in devices]
         self._communicator.all_reduce(
-            list(zip(*columns, strict=True)), rows, scale=scale, threads=cores()
+            sources, rows, scale=scale, threads=cores()
         )
         for term, arrays in zip(terms, zip(*rows, strict=True), strict=True):
             totals = [Tensor(array, d) for array, d in zip(arrays, devices, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minidist import context
+from minidist import context, diagnosis, observe
 from minidist.device.base import Array
 from minidist.dtypes import kind
 from minidist.errors import ContextError, MergeMismatchError
@@ -70,7 +70,8 @@ class Replica:
         structures differ, and MergeMismatchError where their operations do.
         """
         number = self._run.meetings_of[self.replica_id]
-        brought = map_leaves(lambda leaf: _Brought(own_value(leaf), op, number), value)
+        line = diagnosis.users_line() if observe.careful() else ""
+        brought = map_leaves(lambda leaf: _Brought.of(leaf, op, number, line), value)
         result = self.merge_call(_all_reduce, brought)
         pairs = zip(leaves(brought), leaves(result), strict=True)
         return fill(result, [self._noted(i, *pair) for i, pair in enumerate(pairs)])
@@ -109,12 +110,36 @@ def not_active(replica: context.ReplicaContext, frame: context.Frame) -> Context
 
 
 class _Brought:
-    """What one replica brings of a leaf to an all_reduce. `number` says which one it is."""
+    """What one replica brings of a leaf to an all_reduce.
 
-    __slots__ = ("number", "op", "value")
+    `number` says which one it is, `name` whose value, where it is a variable's, and `line` where it
+    is brought: looked at only in the checking mode, since a program may do it in two branches.
+    """
 
-    def __init__(self, value: Any, op: Any, number: int | str) -> None:
-        self.value, self.op, self.number = value, op, number
+    __slots__ = ("line", "name", "number", "op", "value")
+
+    def __init__(
+        self, value: Any, op: Any, number: int | str, name: str | None = None, line: str = ""
+    ) -> None:
+        self.value, self.op, self.number, self.name, self.line = value, op, number, name, line
+
+    @classmethod
+    def of(cls, leaf: Any, op: Any, number: int, line: str) -> _Brought:
+        variable = getattr(leaf, "container", leaf)  # of one of its copies
+        name = getattr(variable, "name", None) if hasattr(leaf, "read") else None
+        return cls(own_value(leaf), op, number, name, line)
+
+    def is_like(self, other: _Brought) -> bool:
+        """Whether the two can be meant to be reduced with each other."""
+        named = self.name is not None and other.name is not None
+        return (self.op, self.number, self.line) == (other.op, other.number, other.line) and not (
+            named and self.name != other.name
+        )
+
+    def __str__(self) -> str:
+        what = f" of variable {self.name!r}" if self.name is not None else ""
+        where = f" at {self.line}" if self.line else ""
+        return f"the {self.op}{what} in meeting {self.number}{where}"
 
 
 def own_value(leaf: Any) -> Any:
@@ -129,13 +154,13 @@ def _all_reduce(strategy: Any, brought: Any) -> Any:
     op: Any = "sum"
     for leaf in leaves(brought):
         parts: Sequence[_Brought] = local_results(leaf)
-        op, number = parts[0].op, parts[0].number
+        op = parts[0].op
         for replica, part in enumerate(parts):
-            if (part.op, part.number) != (op, number):
+            if not part.is_like(parts[0]):
                 raise MergeMismatchError(
-                    f"the replicas all_reduce different things: replica 0 the {op} in meeting "
-                    f"{number}, and replica {replica} the {part.op} in meeting {part.number}; all "
-                    "must reduce the same, and take gradients of the same, in the same order"
+                    f"the replicas all_reduce different things: replica 0 {parts[0]}, and replica "
+                    f"{replica} {part}; all must reduce the same, and take gradients of the same, "
+                    "in the same order"
                 )
         values = [part.value for part in parts]
         pairs.append((PerReplica(devices, values), _places(values, devices)))

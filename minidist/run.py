@@ -21,15 +21,17 @@ How a run ends
 from __future__ import annotations
 
 import contextvars
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from minidist import context, diagnosis, tape
+from minidist import context, diagnosis, observe, tape
 from minidist.errors import HangError, MergeMismatchError, UsageError
 from minidist.kernels.rendezvous import Fence, Rendezvous
 from minidist.pool import SPIN, Pool, Worker, stack
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from minidist.device import Device
 
 log = logging.getLogger("minidist")
+_numbers = itertools.count(1)
 
 GRACE = 0.5  # seconds that a failed run gives its replicas to notice
 TICK = 0.05  # seconds between two looks of the calling thread at signals and deadlines
@@ -73,6 +76,7 @@ class Run:
         self.fn, self._args, self._kwargs = fn, args, kwargs
         self._caller = context.frame()
         self._step = step
+        self.number = next(_numbers)  # of all runs of the process
         self._concurrent = concurrent
         self._report_after, self.deadline = report_after, deadline
         self.rendezvous = Rendezvous(self.n, SPIN)
@@ -104,6 +108,8 @@ class Run:
             parent._nested += 1
         try:
             self.workers = pool.take(self.n)
+            if observe.watching:
+                observe.posted(self)
             try:
                 for worker, job in zip(self.workers, jobs, strict=True):
                     worker.post(job)
@@ -121,16 +127,22 @@ class Run:
                 parent._nested -= 1
                 parent._waits_since = time.monotonic()
             self._give_back(pool)
+            if observe.watching:
+                observe.joined(self)
         if self._failure is not None:
             try:
                 raise self._failure
             finally:
                 self._failure = None  # its traceback refers to this run: no circle
+        if observe.watching:
+            observe.verify()
         return regroup(self._results, devices=self._devices, numbers_are_shared=False)
 
     def _watch(self, parent: Run | None) -> None:
         """Wait until all have ended or one has failed. Between two waits Python handles signals."""
         reported: float | None = None
+        if observe.watching:
+            observe.waiting(lambda: self._ended.value > 0 or self._failure is not None)
         while not self._ended.wait(1, TICK):
             if self._failure is not None:
                 return
@@ -195,6 +207,8 @@ class Run:
                 newest=caller.newest,
             )
         )
+        if observe.watching:
+            observe.started(self, i)
         try:
             if self._called_off:
                 raise Stopped
@@ -205,7 +219,11 @@ class Run:
                 args = tuple([self._component(i, arg) for arg in args])
             if kwargs:
                 kwargs = {name: self._component(i, arg) for name, arg in kwargs.items()}
-            self._results[i] = self.fn(*args, **kwargs)
+            if observe.watching:
+                with self._told("replica", self.fn, i, device=device.short, step=self._step):
+                    self._results[i] = self.fn(*args, **kwargs)
+            else:
+                self._results[i] = self.fn(*args, **kwargs)
             self._finish(i)
         except Stopped:
             pass
@@ -214,6 +232,8 @@ class Run:
         finally:
             context.leave(old)
             tape.pause()  # for good: those that were left open
+            if observe.watching:
+                observe.ended(self, i)
             self._leave(i)
 
     def _component(self, i: int, argument: Any) -> Any:
@@ -259,13 +279,20 @@ class Run:
         if self._waits_since is None:
             self._waits_since = time.monotonic()
         self.check()
+        if observe.watching:
+            observe.arrived(self, i, self.meetings_of[i])
         meeting = rendezvous.arrive(i, (fn, args, kwargs, frame))
         if meeting == 0:
             self.merging = i
+            if observe.watching:
+                observe.met(self, i, self.meetings_of[i])
             self._waits_since = time.monotonic() if self.n > 1 else None  # who is alone waits not
-            result = self._merge(rendezvous.payloads)
+            with self._told("merge", fn, i) if observe.watching else observe.nothing:
+                result = self._merge(rendezvous.payloads)
             self.check()
             self.merging = self._waits_since = None
+            if observe.watching:
+                observe.released(self, i, self.meetings_of[i])
             rendezvous.open(result)
             if not self._concurrent:
                 self._turn.advance()
@@ -276,11 +303,28 @@ class Run:
                 raise unequal
             if not self._concurrent:
                 self._turn.advance()
-            result = rendezvous.wait(meeting)
-            self.check()
+            with self._told("wait", fn, i) if observe.watching else observe.nothing:
+                if observe.watching:
+                    observe.waiting(lambda: rendezvous.meetings >= meeting or rendezvous.stopped)
+                result = rendezvous.wait(meeting)
+            if rendezvous.meetings < meeting:
+                raise Stopped
+            # Once a meeting has taken place all go on from it, also if the run has failed since:
+            # either all replicas apply what was combined there, or none does.
+            if observe.watching:
+                observe.released(self, i, self.meetings_of[i])
         if not self._concurrent:
             self._take_turn(i, self.meetings_of[i])
         return None if result is None else select_replica(i, result)
+
+    def _told(
+        self, kind: str, fn: Callable[..., Any], i: int, **about: Any
+    ) -> AbstractContextManager[None]:
+        """Return a with statement's way to tell of what replica `i` does, or waits for."""
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        return observe.span(
+            kind, name, run=self.number, replica=i, meeting=self.meetings_of[i], **about
+        )
 
     def check(self) -> None:
         """End the calling replica if the run has ended without it: it must not write any more."""
@@ -314,7 +358,9 @@ class Run:
             # Which replica came last is chance, so none may catch this and go on.
             number = self.meetings_of[0]
             self._fail(
-                failure, f"the merge function of merge_call number {number}, for all replicas"
+                failure,
+                f"the merge function of merge_call number {number}, for all replicas"
+                f"{diagnosis.met(self)}",
             )
             raise
         finally:
@@ -322,7 +368,10 @@ class Run:
             context.leave(old)
 
     def _take_turn(self, i: int, meetings: int) -> None:
-        self._turn.wait(meetings * self.n + i)
+        with self._told("turn", self.fn, i) if observe.watching else observe.nothing:
+            if observe.watching:
+                observe.waiting(lambda: self._turn.value >= meetings * self.n + i)
+            self._turn.wait(meetings * self.n + i)
         self._waits_since = time.monotonic()  # from now on the others wait for this one
         self.check()
 
@@ -337,7 +386,7 @@ class Run:
                 self._failure = failure
                 self.rendezvous.stop()
                 self._turn.lift()
-                if where is not None and not isinstance(failure, MergeMismatchError):
+                if where is not None:
                     diagnosis.note(failure, f"raised in {where}")
             elif failure is not self._failure:
                 diagnosis.note(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist import observe
 from minidist.delegate import current
 from minidist.device import Array, Device, Stream, host
 from minidist.device.base import ALIGNMENT
@@ -40,12 +41,19 @@ class Form:
 
     def __init__(self, dtypes: Any, shapes: Sequence[Sequence[int | None] | None] | None) -> None:
         several = dtypes if isinstance(dtypes, tuple | list) else [dtypes]
-        self.dtypes = tuple(as_dtype(dtype).newbyteorder("=") for dtype in several)
-        if not all(kind(dtype) in "fiub" for dtype in self.dtypes) or not self.dtypes:
+        try:
+            known = [None if dtype is None else as_dtype(dtype) for dtype in several]
+        except TypeError:
+            known = []
+        if not known or not all(dtype is not None and kind(dtype) in "fiub" for dtype in known):
             raise UsageError(f"a StagingArea is for numbers and booleans, not for {dtypes!r}")
-        given = [None] * len(self.dtypes) if shapes is None else list(shapes)
-        if not all(each is None or isinstance(each, tuple | list) for each in given):
-            raise UsageError(f"shapes has a shape or None for each tensor; {shapes!r} has not")
+        self.dtypes = tuple(dtype.newbyteorder("=") for dtype in known if dtype is not None)
+        given = [None] * len(self.dtypes) if shapes is None else shapes
+        if not isinstance(given, tuple | list) or not all(map(_is_pattern, given)):
+            raise UsageError(
+                "shapes has for each tensor a shape, of whole numbers from 0 on or None, or None; "
+                f"{shapes!r} has not"
+            )
         if len(given) != len(self.dtypes):
             raise UsageError(
                 f"a StagingArea of {len(self.dtypes)} dtypes was given {len(given)} shapes"
@@ -86,7 +94,9 @@ class Slot:
 
     __slots__ = ("_places", "copied", "device", "failures", "loan", "nbytes")
 
-    def __init__(self, device: Device, pool: Pool, form: Form, sources: Sequence[Tensor]) -> None:
+    def __init__(
+        self, device: Device, pool: Pool, form: Form, sources: Sequence[Tensor], what: str
+    ) -> None:
         stream = device.stream("copy")
         for computing in {source.device for source in sources}:
             computed = computing.stream("compute").record()
@@ -100,7 +110,8 @@ class Slot:
         self.loan = Loan(lease)
         # The copy knows the buffer and not the loan: it holds no block that nobody else needs.
         arrays, given = _cut(lease.array, self._places), [source.array for source in sources]
-        copy = partial(_copy, device, arrays, given, self.failures)
+        homes = [source.device for source in sources]
+        copy = partial(_copy, device, arrays, given, homes, what, self.failures)
         stream.submit(copy, brief=self.nbytes <= BRIEF)
         self.copied = stream.record()
         self.loan.written.append(self.copied)
@@ -125,12 +136,21 @@ class Slot:
 
 
 def _copy(
-    device: Device, arrays: Sequence[Array], sources: Sequence[Array], failures: list[Exception]
+    device: Device,
+    arrays: Sequence[Array],
+    sources: Sequence[Array],
+    homes: Sequence[Device],
+    what: str,
+    failures: list[Exception],
 ) -> None:
     """Fill a slot. What goes wrong is this slot's matter and not the stream's."""
     try:
-        for array, source in zip(arrays, sources, strict=True):
-            device.copy(array, source)
+        nbytes = sum(array.nbytes for array in arrays) if observe.watching else 0
+        with observe.span("copy", "a staged item", device=device.short, bytes=nbytes):
+            for array, source, home in zip(arrays, sources, homes, strict=True):
+                device.copy(array, source)
+                if observe.counting:
+                    observe.moved(home.short, device.short, array.nbytes, what)
     except Exception as failure:
         failures.append(failure)
 
@@ -165,9 +185,23 @@ def _reading(value: Any, dtype: np.dtype[Any]) -> Tensor:
         read: Tensor = value.read()
         return Reading(read.array, read.device)
     array = np.asarray(value)
-    if not hasattr(value, "dtype") and np.can_cast(array.dtype, dtype, "same_kind"):
-        array = as_array(array, dtype)
+    if not hasattr(value, "dtype"):  # numbers of Python's become what the area is for, if they fit
+        same_kind = array.dtype.kind == kind(dtype) or np.can_cast(array.dtype, dtype, "same_kind")
+        if same_kind or {array.dtype.kind, kind(dtype)} <= {"i", "u"}:
+            fitting = as_array(array, dtype)
+            if kind(dtype) == "f" or np.array_equal(fitting, array):
+                array = fitting
     return Reading(array, host())
+
+
+def _is_pattern(shape: Any) -> bool:
+    return shape is None or (
+        isinstance(shape, tuple | list)
+        and all(
+            length is None or (isinstance(length, int | np.integer) and length >= 0)
+            for length in shape
+        )
+    )
 
 
 def _fits(shape: Shape, pattern: tuple[int | None, ...]) -> bool:

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from minidist import context
+from minidist import context, observe
 from minidist.device import Device, Event
 from minidist.device import get as get_device
 from minidist.device.lease import Pool
@@ -72,12 +71,13 @@ class StagingArea:
             if limit is not None and (type(limit) is not int or limit < 1):
                 raise UsageError(f"{name} is a whole number from 1 on, not {limit!r}")
         self.capacity = capacity
+        self.what = "staging"  # what instruments call the bytes that are copied
         self.memory_limit = memory_limit
         self.device = context.device() if device is None else get_device(device)
         self._slots: deque[Slot] = deque()
         self._nbytes = 0  # of all slots
         self._pool = Pool(self.device.allocate)
-        self._lock = threading.Lock()
+        self._lock = observe.Lock()
         self._added = Fence(SPIN)  # raised with each item that comes
         self._removed = Fence(SPIN)  # raised with each item that goes
         self._closed = False
@@ -96,6 +96,14 @@ class StagingArea:
         UsageError for an item beyond the memory limit; HangError where no room is made in time,
         ClosedError where the area is closed, also while this waits.
         """
+        if not observe.watching:
+            return self._put(values, timeout, unchanged).copied
+        with observe.span("put", "into a staging area", device=self.device.short):
+            slot = self._put(values, timeout, unchanged)
+            observe.put(slot)
+        return slot.copied
+
+    def _put(self, values: Any, timeout: float | None, unchanged: bool) -> Slot:
         waiting = self._begin(timeout)
         sources = self._form.sources(values, self)
         nbytes = sum(source.array.nbytes for source in sources)
@@ -110,7 +118,7 @@ class StagingArea:
                 if self._closed:
                     raise self._closed_error("nothing can be put into it")
                 if self._has_room(nbytes):
-                    slot = Slot(self.device, self._pool, self._form, sources)
+                    slot = Slot(self.device, self._pool, self._form, sources, self.what)
                     self._slots.append(slot)
                     self._nbytes += nbytes
                     self._added.advance()
@@ -118,7 +126,7 @@ class StagingArea:
             waiting.tick(self._removed, removed + 1, self._no_room)
         if not unchanged and any(isinstance(source, Reading) for source in sources):
             slot.copied.wait(max(waiting.left(), DEADLINE))
-        return slot.copied
+        return slot
 
     def _has_room(self, nbytes: int) -> bool:
         fits = self.memory_limit is None or self._nbytes + nbytes <= self.memory_limit
@@ -142,7 +150,7 @@ class StagingArea:
         comes in time, ClosedError where the area is closed and empty, also while this waits; and
         what was raised while the item was copied, which is removed by that.
         """
-        return self._take(0, timeout, remove=True)
+        return self._taken(0, timeout, remove=True)
 
     def peek(self, index: int = 0, timeout: float | None = None) -> tuple[Tensor, ...]:
         """Return the tensors of item `index`, when there is one, and leave it; 0 is the oldest.
@@ -151,9 +159,17 @@ class StagingArea:
         """
         if type(index) is not int or not 0 <= index < self.capacity:
             raise UsageError(f"{self!r} has no item {index!r}; 0 is the oldest")
-        return self._take(index, timeout, remove=False)
+        return self._taken(index, timeout, remove=False)
 
-    def _take(self, index: int, timeout: float | None, remove: bool) -> tuple[Tensor, ...]:
+    def _taken(self, index: int, timeout: float | None, remove: bool) -> tuple[Tensor, ...]:
+        if not observe.watching:
+            return self._take(index, timeout, remove).tensors()
+        with observe.span("get", "from a staging area", device=self.device.short):
+            slot = self._take(index, timeout, remove)
+            observe.got(slot)
+        return slot.tensors()
+
+    def _take(self, index: int, timeout: float | None, remove: bool) -> Slot:
         waiting = self._begin(timeout)
         readers = {self.device.stream("compute"), context.device().stream("compute")}
         while True:
@@ -176,7 +192,7 @@ class StagingArea:
                     break
         if slot.failures:
             raise slot.failures[0]
-        return slot.tensors()
+        return slot
 
     # --- the area as a whole
 

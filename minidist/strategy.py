@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
-from minidist import context, gathering, reduction, updating
+from minidist import context, gathering, observe, reduction, updating
 from minidist.destinations import broadcast, devices_of
-from minidist.device import Device
+from minidist.device import Device, host
 from minidist.device import devices as parse_devices
 from minidist.errors import ContextError, UsageError
 from minidist.input import DistributedDataset, InputContext, deal, sources, split
@@ -33,7 +33,6 @@ from minidist.threads import limit_blas, release_blas
 from minidist.values import local_results
 from minidist.variable import Variable
 from minidist.variable_mgr import PolicyOptions, VariableMgr, make
-
 
 
 class Strategy:
@@ -85,6 +84,7 @@ class Strategy:
         self._communicator = options.communicator(self.devices)
         self.concurrent = concurrent
         self.step = 0  # runs so far; keys the random numbers of the next one
+        self.failed_runs = 0
         self._report_after = report_after
         self._deadline = deadline
         self._longest = 0.0
@@ -164,7 +164,7 @@ class Strategy:
             self.step = step = self.step + 1
         started = time.monotonic()
         report_after, deadline = self.patience
-        result = Run(
+        run = Run(
             self,
             self.devices,
             fn,
@@ -174,14 +174,26 @@ class Strategy:
             concurrent=self.concurrent,
             report_after=report_after,
             deadline=deadline,
-        )(self._pool)
+        )
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        try:
+            with observe.span("run", name, run=run.number, step=step, replicas=run.n):
+                result = run(self._pool)
+        except BaseException:
+            self.failed_runs += 1
+            raise
         self._longest = max(self._longest, time.monotonic() - started)
         return result
 
     def close(self) -> None:
-        """End the replicas' threads and give BLAS its threads back. Closing twice is fine."""
+        """End the replicas' threads and give BLAS its threads back. Closing twice is fine.
+
+        Its devices' streams stay, for these are not the strategy's alone.
+        """
         self._pool.close()
         self.variable_mgr.close()
+        for device in (*self.devices, host()):
+            device.trim()
         release_blas(self._pool)
         self._limited = False
 

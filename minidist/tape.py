@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import optree
 
+from minidist import observe
 from minidist.device.base import Array
 from minidist.dtypes import kind
 from minidist.errors import ContextError, ShapeError
@@ -116,6 +117,7 @@ class GradientTape:
         self._watched: dict[int, Any] = {}
         self._readings: Readings = {}
         self._used = False
+        self._span: AbstractContextManager[None] = observe.nothing
 
     def __enter__(self) -> GradientTape:
         if self in _active.tapes:
@@ -123,6 +125,9 @@ class GradientTape:
         if self._used:
             raise ContextError("this tape has given its gradient; make a new GradientTape")
         _active.tapes.append(self)
+        if observe.watching:
+            self._span = observe.span("forward", "what a tape records")
+            self._span.__enter__()
         return self
 
     def __exit__(
@@ -133,6 +138,8 @@ class GradientTape:
     ) -> None:
         if self in _active.tapes:
             _active.tapes.remove(self)
+        span, self._span = self._span, observe.nothing
+        span.__exit__(kind, error, traceback)
 
     def watch(self, source: Tensor | Readable) -> None:
         """Let gradients be taken of a Tensor, or of a variable that is read from now on."""
@@ -190,17 +197,22 @@ class GradientTape:
             if self in _active.tapes:
                 _active.tapes.remove(self)
 
-        walk = _Walk(target, leaves, entries, readings)
-        if sink is not None:
-            walk.run(lambda index, gradient: sink(leaves[index], gradient))
-            return None
         results: list[Tensor | IndexedSlices | None] = [None] * len(leaves)
 
         def keep(index: int, gradient: Gradient) -> None:
+            if observe.watching:
+                name = getattr(leaves[index], "name", "")
+                observe.tick("gradient", name, bytes=_memory(gradient).nbytes)
+            if sink is not None:
+                sink(leaves[index], gradient)
+                return
             sparse = isinstance(gradient, IndexedSlices)
             results[index] = gradient if sparse else Tensor(gradient, target.device)
 
-        walk.run(keep)
+        with observe.span("backward", "back through the tape"):
+            _Walk(target, leaves, entries, readings).run(keep)
+        if sink is not None:
+            return None
         return optree.tree_unflatten(structure, results)
 
 

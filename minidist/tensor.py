@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidist import observe
 from minidist.device.base import Array, Device
 
 
@@ -127,10 +128,15 @@ class Reading(Tensor):
     __slots__ = ()
 
 
-def to_device(tensor: Tensor, device: Device) -> Tensor:
-    """Return a copy of `tensor` on `device`, or `tensor` itself if it is there."""
+def to_device(tensor: Tensor, device: Device, what: str = "values") -> Tensor:
+    """Return a copy of `tensor` on `device`, or `tensor` itself if it is there.
+
+    what: what instruments call its bytes.
+    """
     if tensor.device is device:
         return tensor
     array = device.allocate(tensor.shape, tensor.dtype)
     device.copy(array, tensor.array)
+    if observe.counting:
+        observe.moved(tensor.device.short, device.short, array.nbytes, what)
     return Tensor(array, device)

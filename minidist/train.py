@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist import context, ops
+from minidist import context, observe, ops
 from minidist.errors import NonFiniteError
 from minidist.nn import Layer
 from minidist.optim import Optimizer
@@ -67,7 +67,8 @@ def train_step(
 
 def forward_step(model: Layer, images: Tensor, labels: Tensor, *, dtype: Any = None) -> StepResult:
     """Compute a batch's loss and correct answers without training on it."""
-    logits = model(_entering(images, dtype), training=False)
+    with observe.span("forward", "without a tape"):
+        logits = model(_entering(images, dtype), training=False)
     loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
     return _result(loss, logits, labels, accuracy=True)
 
@@ -83,8 +84,8 @@ def _result(loss: Tensor, logits: Tensor, labels: Tensor, *, accuracy: bool) -> 
         who = replica.replica_id if replica is not None else 0
         raise NonFiniteError(
             f"the loss of replica {who} is {value} in step {context.frame().step}, those of a "
-            "warm-up counted; nothing was trained on it. A lower learning rate or a look at the "
-            "input's values may help"
+            "warm-up counted; nothing was trained on it. A lower learning rate or loss scale, or a "
+            "look at the input's values, may help"
         )
     top_1, top_5 = _correct(logits.numpy(), labels.numpy()) if accuracy else (0, 0)
     return StepResult(value, logits.shape[0], top_1, top_5)

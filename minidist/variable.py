@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from minidist import context, tape
+from minidist import context, observe, tape
 from minidist.assigning import (
     Change,
     added,
@@ -73,7 +73,12 @@ class Copy(Readable):
 
     def write(self, value: Tensor) -> None:
         """Put a value of the variable's shape and dtype, on this device, here."""
+        variable = self.container
+        if variable is not None:
+            variable.reader.before_write()
         self.device.copy(self.array, value.array)
+        if observe.counting:
+            observe.moved(value.device.short, self.device.short, self.array.nbytes, "values")
         self.version += 1
 
     def __repr__(self) -> str:
@@ -90,9 +95,17 @@ class Reader(ABC):
     def read(self, replica: int, step: int) -> Tensor:
         """Return what a replica computes with in a step."""
 
+    @abstractmethod
+    def version(self, replica: int) -> int:
+        """Return the version of the copy that `read` has given the replica last."""
+
     def newest(self, replica: int, step: int) -> Tensor:
         """Return the variable's value on a replica's device, though the replica reads an older."""
         return self.read(replica, step)
+
+    def before_write(self) -> None:
+        """Wait until nobody copies the variable's value any more: it is about to change."""
+        return
 
     def change(self, copies: Sequence[Copy], change: Change, value: Any) -> None:
         """Do what the replicas, or the only one, have assigned."""
@@ -137,6 +150,7 @@ class Variable(Readable, metaclass=_Create):
         "dtype",
         "name",
         "reader",
+        "seen",
         "shape",
         "strategy",
         "synchronization",
@@ -155,6 +169,7 @@ class Variable(Readable, metaclass=_Create):
     strategy: Any
     copies: tuple[Copy, ...]
     reader: Reader
+    seen: dict[int, int]  # which version each replica has read last; noted while somebody watches
 
     @property
     def distribute_strategy(self) -> Any:
@@ -244,6 +259,9 @@ class Variable(Readable, metaclass=_Create):
         if frame.replica is not None and frame.strategy is self.strategy:
             read = self.reader.newest if frame.newest else self.reader.read
             tensor = read(frame.replica.replica_id, frame.step)
+            if observe.counting and not frame.newest:
+                replica = frame.replica.replica_id
+                self.seen[replica] = self.reader.version(replica)
         else:
             self.require_own_strategy("read")
             copy = self._current(frame) if self.everywhere or frame.update_device else None
@@ -426,6 +444,7 @@ def make(
     variable.strategy = strategy
     variable.copies = tuple(copies)
     variable.reader = reader
+    variable.seen = {}
     for copy in copies:
         copy._container = weakref.ref(variable)
     return variable

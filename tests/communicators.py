@@ -13,7 +13,7 @@ from minidist import comm
 
 REPLICAS = [1, 2, 3, 4, 5, 7, 8]
 SHAPES = [(), (0,), (1,), (2, 0, 3), (5,), (7, 11), (1025,), (17, 1021)]  # the last is > 16 Ki
-PACKINGS = [{}, {"num_packs": 3}, {"agg_small_grads_max_bytes": 50}]
+PACKINGS = [{}, {"gradient_repacking": 3}, {"agg_small_grads_max_bytes": 50}]
 SIXTEEN = {"float16": np.float16, "bfloat16": bfloat16}
 EVERY_SPEC = pytest.mark.parametrize("spec", ORDER)
 

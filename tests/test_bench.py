@@ -40,6 +40,8 @@ from minidist.bench.__main__ import main
 from minidist.bench.flags import LEARNING_RATES, Flags
 from minidist.data import cifar10
 
+LINKS = ("cpu:0->host", "cpu:1->host", "host->cpu:0", "host->cpu:1")
+
 # --- what it prints -----------------------------------------------------------------------------
 
 
@@ -81,7 +83,12 @@ def test_the_main_job_as_a_user_sees_it() -> None:
     assert accuracy is not None
     assert 0.5 < float(accuracy[1]) <= float(accuracy[2]) <= 1
     assert int(accuracy[3]) == 360
-    assert len(lines) == 4 + 4 + 3 + 1
+    assert [line.split() for line in lines[11:18]] == [
+        ["Bytes", "per", "step", "predicted", "measured"],
+        *([link, "755,240", "755,240"] for link in LINKS),
+        ["Age", "of", "gradients,", "in", "updates"],
+        ["0", "█" * 40, "400"],  # 8 variables, 2 replicas, 25 steps
+    ]
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
 
@@ -165,6 +172,11 @@ def test_the_json_is_schema_1_and_complete() -> None:
         "total_images_per_sec",
         "accuracy",
         "evaluations",
+        "bytes",
+        "staleness",
+        "phases",
+        "hidden_share",
+        "replicas",
         "global_step",
         "resumed_at",
         "weights_checksum",

@@ -23,10 +23,11 @@ NAMES = [
 SMALL = ("--num_warmup_batches=1", "--num_batches=3", "--batch_size=16")
 
 
-def rows(text: str) -> dict[str, list[str]]:
-    """Return the table's rows by their first cell."""
+def rows(text: str, table: int = 0) -> dict[str, list[str]]:
+    """Return the rows of the first or second table by their first cell."""
     cells = [re.split(r"\s*[│|]\s*", line.strip())[1:-1] for line in text.splitlines()]
-    return {row[0]: row[1:] for row in cells if len(row) == 5 and row[0] in NAMES}
+    found = [row for row in cells if len(row) == 5 and row[0] in NAMES]
+    return {row[0]: row[1:] for row in found[table * len(found) // 2 :][: len(found) // 2]}
 
 
 def test_every_policy_runs_in_turn_and_a_table_compares_them() -> None:
@@ -47,6 +48,21 @@ def test_every_policy_runs_in_turn_and_a_table_compares_them() -> None:
         )
         assert float(loss) == pytest.approx(found["steps"][-1]["loss"], abs=6e-4)
         assert float(accuracy) == pytest.approx(found["accuracy"]["top_1"], abs=6e-5)
+
+
+def test_every_policy_says_what_it_moves_and_how_old_its_gradients_are() -> None:
+    """With a warm-up of one step, the staged policy and the relaxed one are in their stride."""
+    output = run(*SMALL, "--variable_update=all")
+    costs = rows(output.text, table=1)
+    for name, found in output.results["runs"].items():
+        moved, age = found["bytes"], "1" if "+" in name else "0"
+        assert moved["measured"] == moved["predicted"]
+        assert bool(moved["measured"]) == (name != "independent")
+        assert list(found["staleness"]["histogram"]) == [age]
+        assert costs[name][1] == age
+        total = sum(moved["measured"].values())
+        assert costs[name][0] == (f"{total / 1e6:.3g} MB" if total else "0 B")
+        assert moved["input"].keys() == {"host->cpu:0", "host->cpu:1"}
 
 
 @pytest.mark.parametrize("name", NAMES)

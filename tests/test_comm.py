@@ -16,6 +16,7 @@ from policies import same_bits
 import minidist as md
 from minidist import comm
 from minidist.comm.packing import Packs, SmallTensors
+from minidist.comm.row import Row
 from minidist.device.cpu import CpuDevice
 from minidist.errors import ShapeError
 
@@ -23,8 +24,8 @@ N = 3
 DTYPES = ["float32", "float64", "int32", "int64", "uint8"]
 PACKERS = {
     "none": {},
-    "one": {"num_packs": 1},
-    "eight": {"num_packs": 8},
+    "one": {"gradient_repacking": 1},
+    "eight": {"gradient_repacking": 8},
     "small": {"agg_small_grads_max_bytes": 40},
     "pairs": {"agg_small_grads_max_bytes": 1 << 20, "agg_small_grads_max_group": 2},
 }
@@ -159,7 +160,9 @@ def row_of(*sizes, dtype="float32"):
 def travelling(packer, row):
     """Return what goes over the wire for a row, and what comes out of it in a row of zeros."""
     destination = [np.zeros_like(array) for array in row]
-    with packer.packed([row], [destination], md.devices("cpu")) as (given, wanted):
+    (device,) = md.devices("cpu")
+    rows = [Row.on(device, arrays) for arrays in (row, destination)]
+    with packer.packed(rows[:1], rows[1:]) as (given, wanted):
         sent = [np.array(array) for array in given[0]]
         for array, arrived in zip(wanted[0], sent, strict=True):
             array[...] = arrived
@@ -212,10 +215,10 @@ class Counting(CpuDevice):
 def test_packing_allocates_nothing_in_the_steady_state():
     """Decision 10."""
     device = Counting(0, "cpu:0")
-    sources = [row_of(4, 2, 1, 7) for _ in range(3)]
+    sources = [Row.on(device, row_of(4, 2, 1, 7)) for _ in range(3)]
     counts = []
     for _ in range(3):
-        with Packs(2).packed(sources, [sources[0]], [device]):
+        with Packs(2).packed(sources, [sources[0]]):
             pass
         counts.append(device.count)
     assert counts == [3, 3, 3]
@@ -224,18 +227,18 @@ def test_packing_allocates_nothing_in_the_steady_state():
 def test_options_of_packing():
     """155, 156."""
     assert comm.packer() is None
-    assert isinstance(comm.packer(num_packs=2), Packs)
+    assert isinstance(comm.packer(gradient_repacking=2), Packs)
     assert isinstance(comm.packer(agg_small_grads_max_bytes=10), SmallTensors)
-    with pytest.raises(ValueError, match="num_packs=-1"):
-        comm.packer(num_packs=-1)
+    with pytest.raises(ValueError, match="gradient_repacking=-1"):
+        comm.packer(gradient_repacking=-1)
     with pytest.raises(ValueError, match="agg_small_grads_max_bytes=-5"):
         comm.packer(agg_small_grads_max_bytes=-5)
     with pytest.raises(ValueError, match="one of them"):
-        comm.packer(num_packs=1, agg_small_grads_max_bytes=1)
+        comm.packer(gradient_repacking=1, agg_small_grads_max_bytes=1)
     for max_bytes, max_group in ((0, 1), (1, 0), (-1, 5), (5, -1)):
         with pytest.raises(ValueError, match="greater than 0"):
             SmallTensors(max_bytes, max_group)
     with pytest.raises(ValueError, match="at least 1"):
         Packs(0)
-    with pytest.raises(ValueError, match="num_packs=-1"):
+    with pytest.raises(ValueError, match="gradient_repacking=-1"):
         md.Strategy("cpu*2", gradient_repacking=-1)

@@ -18,8 +18,10 @@ from communicators import (
 from orders import SUMS, summed
 from policies import same_bits
 
+import minidist as md
 from minidist.comm.copy import Copy
 from minidist.comm.cutting import cut, lengths, runs, shares
+from minidist.comm.row import Row
 from minidist.comm.tree import twigs
 from minidist.device.cpu import CpuDevice
 from minidist.device.cpu_ops import CpuOps
@@ -146,7 +148,8 @@ def test_twigs_are_a_power_of_two_of_one_or_two_replicas(n):
 @pytest.mark.parametrize("plan", [shares, runs])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_parts_cover_every_element_once(plan, count):
-    row = [np.zeros(shape, int) for shape in SHAPES]
+    (device,) = md.devices("cpu")
+    row = Row.on(device, [np.zeros(shape, int) for shape in SHAPES])
     parts = cut(row, plan(lengths(row), count))
     assert len(parts) == count
     for part in parts:

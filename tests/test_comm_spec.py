@@ -100,6 +100,7 @@ def test_each_tensor_is_in_the_first_range_that_takes_it(sizes, both):
         ("xring:4k:pscpu:4:copy", r"\[4096, 4\] must rise"),
         ("xring#", "not ''"),
         ("xring#0", "not '0'"),
+        ("pscpu#1025", "from 1 to 1024"),
         ("xring#-1", "not '-1'"),
         ("xring#two", "not 'two'"),
         ("xring#2#3", "not '2#3'"),

@@ -10,7 +10,7 @@ import pytest
 from minidist.bench.flags.parse import parse
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def blocks(document, language):
@@ -46,7 +46,7 @@ def test_the_tour_names_every_module():
     text = (ROOT / "docs/layout.md").read_text()
     for path in sorted((ROOT / "minidist").glob("*.py")):
         assert path.name == "__init__.py" or path.name in text, path
-    for folder in ("device", "comm", "variable_mgr", "bench"):
+    for folder in ("device", "comm", "variable_mgr", "trace", "bench"):
         for path in (ROOT / "minidist" / folder).glob("*.py"):
             assert path.name.startswith("__") or path.name in text, path
     for path in (ROOT / "kernels").glob("*.h"):

@@ -7,7 +7,9 @@ must train on.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from policies import EVERY, LATE, STAGING, optimizer
 
 import minidist as md
 from minidist import tensor_file, train
+from minidist.device import get as get_device
 from minidist.errors import HangError, NonFiniteError
 
 N = 3
@@ -199,3 +202,124 @@ def test_a_gradient_that_is_no_number_is_left_out_by_an_automatic_loss_scale(pol
         # Relaxed: zeros, the first gradient, and the NaN that is left out.
         assert np.array_equal(w.copies[0].array, np.full(2, -1.0 if late else -3.0))
         assert opt.loss_scale.value == 4.0
+
+
+# --- what a failed run leaves behind ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["replicated", "replicated+relaxed"])
+def test_after_a_meeting_all_replicas_apply_or_none(policy):
+    """Whoever fails right after it must not keep the others from what was combined there."""
+    name, options = EVERY[policy]
+    with md.Strategy("cpu*8", name, **options) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.ones(3), name="w")
+        opt = optimizer("momentum")
+
+        def step(fails):
+            opt.minimize(lambda: md.ops.reduce_sum(md.ops.square(w.read())), [w])
+            if fails:
+                raise Planted("after the step")
+
+        for _ in range(60):
+            with pytest.raises(Planted):
+                strategy.run(step, True)
+            arrays = [copy.array for copy in w.copies]
+            assert all(np.array_equal(array, arrays[0]) for array in arrays)
+        strategy.run(step, False)
+
+
+def test_a_failed_update_says_that_copies_may_differ(monkeypatch):
+    fault = Fault("raise")
+    job = Job("replicated", fault, "update", monkeypatch)
+    with job.strategy:
+        job.step()
+        fault.armed = True
+        with pytest.raises(Planted) as caught:
+            job.step()
+        assert any("copies of the variables may differ" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_a_failed_run_ends_what_replicas_have_accumulated(policy):
+    name, options = EVERY[policy]
+    with md.Strategy("cpu*2", name, **options) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.zeros(2), name="w")
+        opt = md.optim.SGD(1.0, gradient_accumulation_steps=2)
+
+        def step(value, fails=False):
+            if fails and md.get_replica_context().replica_id == 1:
+                raise Planted("planted")
+            opt.apply_gradients([(md.constant(np.full(2, value)), w)])
+
+        with pytest.raises(Planted):
+            strategy.run(step, 100.0, True)
+        for value in (1.0, 3.0, 0.0, 0.0):  # two windows, for the relaxed one
+            strategy.run(step, value)
+        assert np.array_equal(w.copies[0].array, np.full(2, -2.0))
+        assert opt.iterations == 2
+
+
+@pytest.mark.parametrize("policy", ["replicated", "replicated+relaxed", "parameter_server"])
+def test_a_backward_pass_that_is_begun_anew_is_summed_once(policy):
+    name, options = EVERY[policy]
+
+    def weights(overlap):
+        with md.Strategy("cpu*2", name, overlap=overlap, bucket_cap_mb=1e-9, **options) as strategy:
+            with strategy.scope():
+                a, b = md.Variable(np.ones(3), name="a"), md.Variable(np.ones(3), name="b")
+            opt = md.optim.SGD(0.1)
+
+            def step(number):
+                broken = [number == 2 and md.get_replica_context().replica_id == 1]
+
+                def breaks(x):
+                    def backward(dy, needs):
+                        if broken.pop():
+                            broken.append(False)
+                            raise Planted("once")
+                        broken.append(False)
+                        return [dy]
+
+                    return md.tape.record(x.array, (x,), backward)
+
+                def loss():
+                    return md.ops.reduce_sum(md.ops.square(breaks(a.read())) + md.ops.square(b))
+
+                try:
+                    opt.minimize(loss, [a, b])
+                except Planted:
+                    opt.minimize(loss, [a, b])
+
+            for number in range(5):
+                strategy.run(step, number)
+            return [a.numpy(), b.numpy()]
+
+    for ours, plain in zip(weights(True), weights(False), strict=True):
+        assert np.array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_a_strategy_keeps_no_model_that_was_dropped(policy):
+    name, options = EVERY[policy]
+    more = {} if policy == "independent" else {"overlap": True}
+    with md.Strategy("cpu*2", name, **options, **more) as strategy:
+        dropped = []
+        for _ in range(2):
+            with strategy.scope():
+                w = md.Variable(np.ones(3), name="w")
+            opt = optimizer("momentum")
+
+            def step(w=w, opt=opt):
+                opt.minimize(lambda: md.ops.reduce_sum(md.ops.square(w.read())), [w])
+
+            for _ in range(3):
+                strategy.run(step)
+            dropped.append(weakref.ref(w))
+            del w, opt, step
+            strategy.run(lambda: None)
+        for device in (*strategy.devices, get_device("host")):
+            device.synchronize()  # what runs in the background refers to it
+        gc.collect()
+        assert [ref() for ref in dropped] == [None, None]

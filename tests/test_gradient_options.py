@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from policies import CONSTANTS, POLICIES, Trainer, same_bits
+from policies import CONSTANTS, EVERY, POLICIES, Trainer, same_bits
 
 import minidist as md
 from minidist.errors import MinidistError
@@ -317,3 +317,133 @@ def test_a_scale_that_is_no_positive_number_is_refused(value):
 def test_every_n_is_a_number_of_steps():
     with pytest.raises(ValueError, match="every_n is a number of steps from 1"):
         md.optim.LossScale(1.0, every_n=0)
+
+
+def test_a_scale_that_cannot_be_halved_any_more_is_an_error_and_stays_loadable(tmp_path):
+    scale = md.optim.LossScale(2.0**-62, automatic=True, every_n=1)
+    opt = md.optim.SGD(1.0, loss_scale=scale)
+    with Trainer("replicated", [[np.ones(2)]] * 2) as trainer:
+        bad = [[np.full(2, np.inf)]] * 2
+        trainer.apply(opt, bad)
+        trainer.apply(opt, bad)
+        with pytest.raises(md.errors.NonFiniteError, match=r"at a loss scale of 5\.42"):
+            trainer.apply(opt, bad)
+        md.save(tmp_path / "x", trainer.variables, opt)
+        md.load(tmp_path / "x", trainer.variables, opt)
+    largest = md.optim.LossScale(2.0**64, automatic=True, every_n=1)
+    for _ in range(4):
+        largest.update(True)
+    assert largest.value == 2.0**64
+
+
+@pytest.mark.parametrize("exponent", [200, -200])
+def test_the_norm_of_very_large_and_small_gradients_is_right(exponent):
+    gradient = np.array([3.0, 4.0]) * 10.0**exponent
+    with Trainer("replicated", [[np.zeros(2)]] * 2) as trainer:
+        trainer.apply(md.optim.SGD(1.0, gradient_clip_norm=1.0), [[gradient]] * 2)
+        expected = -gradient / max(1.0, 5 * 10.0**exponent)
+        np.testing.assert_allclose(trainer.weights()[0][0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_scale": "8"},
+        {"loss_scale": True},
+        {"gradient_accumulation_steps": True},
+        {"gradient_accumulation_steps": 1.5},
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options):
+    with pytest.raises(ValueError, match="not"):
+        md.optim.SGD(0.1, **options)
+    with pytest.raises(ValueError, match="automatic is True or False"):
+        md.optim.LossScale(1.0, automatic="no")
+
+
+@pytest.mark.parametrize("count", [math.nan, math.inf, "3", -1, 2.0, True])
+def test_a_count_is_a_whole_number(count):
+    with (
+        Trainer("replicated", [[np.zeros(2)]]) as trainer,
+        pytest.raises(ValueError, match="count is a number of examples"),
+    ):
+        trainer.apply(md.optim.SGD(1.0), [[np.ones(2)]], [count])
+
+
+@pytest.mark.parametrize("rate", [math.nan, -1.0, "x", None])
+def test_a_learning_rate_that_a_function_gives_is_checked_too(rate):
+    with (
+        Trainer("replicated", [[np.zeros(2)]]) as trainer,
+        pytest.raises(ValueError, match="lr must be at least 0"),
+    ):
+        trainer.apply(md.optim.SGD(lambda step: rate), [[np.ones(2)]])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"overlap": "no"},
+        {"staged_vars": "no"},
+        {"caching": None},
+        {"hierarchical_copy": "yes"},
+        {"gradient_repacking": 1.5},
+        {"gradient_repacking": "2"},
+        {"agg_small_grads_max_bytes": 2.5},
+        {"agg_small_grads_max_group": -3},
+        {"bucket_cap_mb": True},
+        {"bucket_cap_mb": math.nan},
+    ],
+)
+def test_policy_options_of_a_wrong_type_are_refused(option):
+    (name,) = option
+    with pytest.raises(ValueError, match=name):
+        md.Strategy("cpu*2", "parameter_server", **option)
+
+
+def test_one_optimizer_is_saved(tmp_path):
+    with Trainer("replicated", [[np.zeros(2)]] * 2) as trainer:
+        two = (md.optim.SGD(1.0), md.optim.SGD(1.0))
+        with pytest.raises(ValueError, match="the state of one optimizer"):
+            md.save(tmp_path / "x", trainer.variables, two)
+        md.save(tmp_path / "x", trainer.variables, two[0])
+        with pytest.raises(ValueError, match="the state of one optimizer"):
+            md.load(tmp_path / "x", trainer.variables, two)
+
+
+# --- several updates in one run -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", EVERY)
+def test_two_updates_in_one_run_do_what_they_do_in_two(policy, overlap):
+    if policy == "independent" and overlap:
+        pytest.skip("independent sums nothing")
+    name, options = EVERY[policy]
+
+    def weights(together):
+        rng = np.random.default_rng(4)
+        start, data = rng.normal(size=5), rng.normal(size=(3, 2, 2))
+        more = {"overlap": overlap, "bucket_cap_mb": 1e-9}
+        with md.Strategy("cpu*2", name, **options, **more) as strategy:
+            with strategy.scope():
+                a, b = (md.Variable(start, name=v) for v in "ab")
+            opt = md.optim.Momentum(0.05)
+
+            def update(factor):
+                def loss():
+                    squares = md.ops.square(a) * factor + md.ops.square(b)
+                    return md.ops.reduce_sum(squares)
+
+                opt.minimize(loss, [a, b])
+
+            def step(factors):
+                for factor in factors[:, md.get_replica_context().replica_id]:
+                    update(float(factor))
+
+            for factors in data:
+                for part in [factors] if together else [factors[:1], factors[1:]]:
+                    strategy.run(step, part)
+            return [v.copies[0].array.copy() for v in (a, b)]
+
+    for ours, theirs in zip(weights(True), weights(False), strict=True):
+        assert same_bits(ours, theirs)

@@ -121,7 +121,7 @@ LENDING = """
 #include "team.h"
 
 enum { LOOPS = 300, N = 5000 };
-const ptrdiff_t GRAINS[] = {16, 1600, 40000, 80000};
+const ptrdiff_t GRAINS[] = {1, 100, 1600, 2500};
 const minidist::Lending lending{md_team_offer, md_team_help};
 minidist::Fence loops;
 
@@ -145,13 +145,13 @@ static void wait(int waiter) {
     }
 }
 
-// Loops too short to wake anybody for, until one was shared with the thread that waits.
+// Loops of two elements, until one was shared with the thread that waits.
 static void find_lender() {
     minidist::Fence found;
     std::thread waiter([&] { found.wait(1, 60000000000, 60000000000, &lending); });
     std::atomic<bool> helped{false};
     while (!helped)
-        md_share(md_team_parallel, 2, 16, 2, [&](ptrdiff_t, ptrdiff_t) {
+        md_share(md_team_parallel, 2, 1, 2, [&](ptrdiff_t, ptrdiff_t) {
             if (std::this_thread::get_id() == waiter.get_id()) helped = true;
             for (int looks = 0; looks < 10000 && !helped; ++looks) std::this_thread::yield();
         });

@@ -278,7 +278,7 @@ def test_counts_in_some_replicas_only_are_refused_in_buckets_too():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="bucket_cap_mb=0 must be above 0"):
+    with pytest.raises(ValueError, match="bucket_cap_mb=0 must be a number above 0"):
         md.Strategy("cpu*2", bucket_cap_mb=0)
     with pytest.raises(ValueError, match="variable_consistency='relaxed' is for replicated"):
         md.Strategy("cpu*2", "parameter_server", variable_consistency="relaxed")

@@ -216,3 +216,48 @@ def test_the_names_say_what_is_late():
         name, options = LATE[policy]
         with md.Strategy("cpu*2", name, **options) as strategy:
             assert strategy.variable_mgr.name == policy.replace("_device", "")
+
+
+# --- relaxed: what waits, waits for one optimizer -----------------------------------------------
+
+
+def relaxed_steps(steps):
+    """Do steps with one variable of value 1 at the start; return it, and the strategy's own."""
+    with md.Strategy("cpu*2", variable_consistency="relaxed") as strategy:
+        with strategy.scope():
+            a, b = (md.Variable(np.ones(()), name=name) for name in "ab")
+        for step in steps:
+            strategy.run(step, a, b)
+        return float(a.copies[1].array), float(b.copies[1].array)
+
+
+def give(opt, *pairs):
+    opt.apply_gradients([(md.constant(np.float64(value)), variable) for value, variable in pairs])
+
+
+def test_two_optimizers_of_the_same_variables_get_back_what_each_has_brought():
+    one, other = md.optim.SGD(0.1), md.optim.SGD(0.0)
+
+    def step(a, b):
+        give(one, (1.0, a))
+        give(other, (1000.0, a))
+
+    a, _ = relaxed_steps([step] * 4)
+    assert a == 1 - 0.1 - 0.1 - 0.1
+
+
+def test_a_variable_keeps_its_waiting_gradient_when_others_join_and_leave(tmp_path):
+    opt = md.optim.SGD(0.5)
+    alone = [lambda a, b, v=v: give(opt, (v, a)) for v in (1.0, 2.0, 4.0)]
+    both = [lambda a, b, v=v: give(opt, (v, a), (10 * v, b)) for v in (8.0, 16.0)]
+    # a: 0, 1, 2, 4, 8, then again alone 16, 1; b: 0, 80, and 160 waits until the end.
+    a, b = relaxed_steps([*alone, *both, *alone[:2]])
+    assert a == 1 - 0.5 * (1 + 2 + 4 + 8 + 16 + 1)
+    assert b == 1 - 0.5 * 80
+
+    def save(a, b):
+        md.get_replica_context().merge_call(lambda strategy: md.save(tmp_path / "x", [a, b], opt))
+
+    relaxed_steps(
+        [lambda a, b: give(opt, (1.0, a), (1.0, b)), lambda a, b: give(opt, (1.0, a)), save]
+    )

@@ -499,7 +499,7 @@ def test_155_156_packing_changes_no_bit_of_training(strategies, packing):
 )
 def test_155_156_packing_that_makes_no_sense(options):
     for policy in ("replicated", "independent"):
-        with pytest.raises(ValueError, match=r"num_packs|agg_small_grads"):
+        with pytest.raises(ValueError, match=r"gradient_repacking|agg_small_grads"):
             md.Strategy("cpu*2", policy, **options)
 
 

@@ -716,7 +716,7 @@ def test_what_does_not_fit_is_refused_at_once(values, message):
     ("arguments", "options", "message"),
     [
         ((["float32"], [(1,), (2,)]), {}, "1 dtypes was given 2 shapes"),
-        (("float32", (3,)), {}, "a shape or None for each"),
+        (("float32", (3,)), {}, "for each tensor a shape"),
         (([],), {}, "numbers and booleans"),
         ((["float32", "U3"],), {}, "numbers and booleans"),
         ((object,), {}, "numbers and booleans"),
@@ -729,3 +729,39 @@ def test_what_does_not_fit_is_refused_at_once(values, message):
 def test_an_area_that_cannot_be_is_refused(arguments, options, message):
     with pytest.raises(UsageError, match=message):
         md.StagingArea(*arguments, **options)
+
+
+@pytest.mark.parametrize("dtypes", [None, "foo", [], ["float32", None], "complex64", "S3", 3.5])
+def test_dtypes_that_are_none_are_refused(dtypes):
+    with pytest.raises(ValueError, match="for numbers and booleans"):
+        md.StagingArea(dtypes)
+
+
+@pytest.mark.parametrize("shapes", [3, [3], [(-1,)], [(2.5,)], [("2",)], "ab"])
+def test_shapes_that_are_none_are_refused(shapes):
+    with pytest.raises(ValueError, match="shapes has for each tensor a shape"):
+        md.StagingArea("float32", shapes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "fits"),
+    [
+        ("int8", 300, False),
+        ("uint8", 3, True),
+        ("uint8", -1, False),
+        ("int8", -128, True),
+        ("uint8", [0, 255], True),
+        ("int64", 2.0, False),
+        ("float32", 3, True),
+        ("bool", True, True),
+    ],
+)
+def test_numbers_become_what_the_area_is_for_where_they_fit(dtype, value, fits):
+    with md.StagingArea(dtype) as area:
+        if fits:
+            area.put((value,))
+            (tensor,) = area.get()
+            assert tensor.dtype == dtype and np.array_equal(tensor.numpy(), value)
+        else:
+            with pytest.raises(ValueError, match="convert it"):
+                area.put((value,))

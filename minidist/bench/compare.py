@@ -5,13 +5,14 @@ Each run warms up by itself, so that none pays for the process's start alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from minidist import data
 from minidist.bench import report
+from minidist.bench.counts import bytes_cell, staleness_cell
 from minidist.bench.flags import Flags
 from minidist.bench.flags.contradictions import DURING_TRAINING
 from minidist.bench.run import run
@@ -56,7 +57,7 @@ def _run(name: str, flags: Flags, dataset: data.Dataset) -> dict[str, Any]:
 def flags_of(name: str, flags: Flags) -> Flags:
     """Return the flags with which a policy of the table runs: without those that do not fit it.
 
-    Under --train_dir each has a folder of its own.
+    Under --train_dir each has a folder of its own, and a trace file with its name.
     """
     chosen = POLICIES[name]
     unfit = [
@@ -70,22 +71,49 @@ def flags_of(name: str, flags: Flags) -> Flags:
     changes = {option: defaults[option] for option in unfit} | chosen
     if flags.train_dir is not None:
         changes["train_dir"] = str(Path(flags.train_dir, name))
+    if flags.trace_file is not None:
+        file = Path(flags.trace_file)
+        changes["trace_file"] = str(file.with_name(f"{file.stem}.{name}{file.suffix}"))
     return replace(flags, **changes)
 
 
 def print_table(runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a row for each run: speed, its ratio to independent's, last loss, and accuracy."""
+    """Print two tables with a row for each run: what came out of it, and what that has cost."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=f"ratio: of images/sec to those of {BASELINE}")
-    table.add_column("policy", no_wrap=True)
-    for column in ("images/sec", "ratio", "final loss", "accuracy"):
-        table.add_column(column, justify="right")
+    results_table = Table(caption=f"ratio: of images/sec to those of {BASELINE}")
+    costs_table = Table(
+        caption="bytes, ms of waiting: per step; staleness: in updates; hidden: of communication"
+    )
+    for table, columns in ((results_table, RESULTS), (costs_table, COSTS)):
+        table.add_column("policy", no_wrap=True)
+        for column in columns:
+            table.add_column(column, justify="right")
     for name, results in runs.items():
-        table.add_row(name, *_cells(results, runs[BASELINE]))
-    print()
-    Console().print(table)
+        results_table.add_row(name, *_cells(results, runs[BASELINE]))
+        costs_table.add_row(name, *[cell(results) for cell in COSTS.values()])
+    for table in (results_table, costs_table):
+        print()
+        Console().print(table)
+
+
+def _waiting(results: Mapping[str, Any]) -> str:
+    return f"{results['phases']['waiting']:.2f}" if results["phases"] else "-"
+
+
+def _hidden(results: Mapping[str, Any]) -> str:
+    share = results["hidden_share"]
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+RESULTS = ("images/sec", "ratio", "final loss", "accuracy")
+COSTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "bytes": bytes_cell,
+    "staleness": staleness_cell,
+    "waiting": _waiting,
+    "hidden": _hidden,
+}
 
 
 def _cells(results: Mapping[str, Any], baseline: Mapping[str, Any]) -> tuple[str, str, str, str]:

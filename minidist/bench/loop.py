@@ -17,6 +17,7 @@ from minidist.bench.evaluation import Evaluation
 from minidist.bench.flags import Flags
 from minidist.bench.progress import Progress
 from minidist.bench.saving import Keeper, Summaries
+from minidist.bench.watch import Watch
 from minidist.nn import Layer
 from minidist.optim import Optimizer
 from minidist.strategy import Strategy
@@ -38,6 +39,7 @@ class Loop:
     feed: Iterator[Any]
     evaluate: Evaluation
     evaluation_is_due: Callable[[int], bool]  # after a step of the rows
+    watch: Watch
     keeper: Keeper | None
     summaries: Summaries | None
     done: int
@@ -59,7 +61,7 @@ class Loop:
         """Do the steps that are counted, up to number `total`, and print their rows."""
         print(report.columns(self.flags.loss_type_to_report, self.flags.print_training_accuracy))
         started = time.perf_counter()
-        with Progress(total) as progress:
+        with self.watch.watching(), Progress(total) as progress:
             first = self.done - self.flags.num_warmup_batches + 1
             for step in range(first, total + 1):
                 self._measured_step(step, step in (first, total), progress)
@@ -69,7 +71,7 @@ class Loop:
                         f"{self.flags.stop_at_top_1_accuracy:g} was reached"
                     )
                     break
-        self.elapsed += time.perf_counter() - started
+            self.elapsed += time.perf_counter() - started  # before a trace is written
         if self.steps:
             print("\n".join(report.closing(self.total_images_per_sec)))
 
@@ -98,7 +100,8 @@ class Loop:
         # The share of the weights that the step starts from. It is work for the report only:
         # outside the measured seconds, and not done where nobody reads it.
         weights = self._weights_loss() if shown or written or flags.json is not None else 0.0
-        results, seconds = self._step(flags.print_training_accuracy or written)
+        with self.watch.step(step):
+            results, seconds = self._step(flags.print_training_accuracy or written)
         loss = mean_loss(results) + weights
         self.images.append(sum(result.examples for result in results))
         self.steps.append(report.Step(step, loss, seconds))
@@ -115,7 +118,8 @@ class Loop:
         """Evaluate and save what is due after a step; return whether the training ends here."""
         if self.evaluation_is_due(step):
             began = time.perf_counter()
-            accuracy = self.evaluate()
+            with self.watch.paused():
+                accuracy = self.evaluate()
             self.elapsed -= time.perf_counter() - began
             self.evaluations.append(report.Evaluated(step, accuracy))
             progress.row(report.accuracy_line(accuracy))

@@ -7,10 +7,13 @@ from typing import Any
 
 from minidist import context, data
 from minidist.bench import making, report
+from minidist.bench.counts import Counts
 from minidist.bench.evaluation import Evaluation, due
 from minidist.bench.flags import Flags
 from minidist.bench.loop import Loop
 from minidist.bench.saving import Keeper, Summaries
+from minidist.bench.watch import Watch
+from minidist.errors import UsageError
 from minidist.nn import Layer
 from minidist.strategy import Strategy
 from minidist.train import weights_checksums
@@ -47,6 +50,9 @@ def _train(
     saved = None if folder is None else folder.newest()
     batches = making.training_batches(flags, dataset.train, start=saved or 0)
     total = flags.steps(batches.batches_per_epoch)
+    for fault in flags.inject or ():
+        if fault.kind == "fail" and fault.amount > total:
+            raise UsageError(f"--inject={fault} is never reached: there are {total} steps")
     end = flags.num_warmup_batches + total
     where = "" if saved is None else f"Resumes at:  step {saved} of {end}, the warm-up counted"
     epochs = total / batches.batches_per_epoch
@@ -63,6 +69,7 @@ def _train(
             keeper.resume()
         if flags.save_summaries_steps:
             summaries = closing.enter_context(Summaries(flags, folder, model, saved or 0))
+    watch = Watch(flags, Counts(flags, strategy, model))
     loop = Loop(
         flags,
         strategy,
@@ -72,6 +79,7 @@ def _train(
         feed=iter(strategy.distribute_dataset(batches)),
         evaluate=Evaluation(flags, strategy, model, dataset.test),
         evaluation_is_due=due(flags, batches.batches_per_epoch),
+        watch=watch,
         keeper=keeper,
         summaries=summaries,
         done=saved or 0,
@@ -79,6 +87,7 @@ def _train(
     loop.warm_up()
     if keeper is None or not keeper.has_stopped:
         loop.measure(total)
+        print("\n".join(watch.lines()))
     accuracy = None
     if loop.evaluations or not (dataset.synthetic or flags.forward_only):
         accuracy = loop.accuracy()
@@ -90,6 +99,7 @@ def _train(
         total_images_per_sec=loop.total_images_per_sec if loop.steps else None,
         accuracy=accuracy,
         evaluations=loop.evaluations,
+        watched=watch.json(),
         resumed_at=saved,
         global_step=loop.done,
     )
@@ -114,6 +124,7 @@ def _evaluate(
         total_images_per_sec=images_per_sec,
         accuracy=accuracy,
         evaluations=[],
+        watched={},
         resumed_at=None,
         global_step=step,
     )

@@ -28,7 +28,7 @@ from minidist.comm.hierarchical import HierarchicalCopy
 from minidist.comm.packing import Packer, allocate_row, packer
 from minidist.comm.ranges import ByRange
 from minidist.comm.ring import Ring
-from minidist.comm.scratch import Row
+from minidist.comm.row import Row
 from minidist.comm.servers import Servers
 from minidist.comm.spec import Range, Spec, parse
 from minidist.device import Device, host
@@ -54,7 +54,7 @@ def make(
         spec = parse(spec)
     members = [_make(one, devices, packer, reducers) for one in spec.ranges]
     whole = members[0] if len(members) == 1 else ByRange(spec, members)
-    return Compact(devices, whole, compact) if compact and len(devices) > 1 else whole
+    return Compact(whole, compact) if compact and len(devices) > 1 else whole
 
 
 def _make(

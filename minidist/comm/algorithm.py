@@ -13,12 +13,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
-from minidist.comm.base import Communicator, columns
+from minidist import observe
+from minidist.comm.base import Communicator
 from minidist.comm.packing import Packer
-from minidist.comm.scratch import Row, Scratch
+from minidist.comm.row import Row, columns, tell
+from minidist.comm.scratch import Scratch
 from minidist.device import Device
 from minidist.dtypes import is_narrow
 from minidist.errors import ShapeError
+from minidist.traffic import Outline, Places, Traffic
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -27,9 +30,9 @@ class Algorithm(Communicator):
     """One way to sum, on devices that reach each other's memory."""
 
     def __init__(self, devices: Sequence[Device], packer: Packer | None = None) -> None:
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._packer = packer
-        self._ops = self._devices[0].ops
+        self._ops = self.devices[0].ops
 
     def _all_reduce(
         self,
@@ -66,7 +69,10 @@ class Algorithm(Communicator):
         scale: float,
         threads: int,
     ) -> None:
-        if len(sources) == 1:
+        if len(sources) == 1:  # who wants it reads it
+            if observe.counting:
+                for row in destinations:
+                    tell(row.devices, [row], sources)
             self._ops.sum(destinations, sources, weights=weights, scale=scale, threads=threads)
         else:
             self._sum(sources, destinations, weights, scale, threads)
@@ -93,17 +99,21 @@ class Algorithm(Communicator):
         ops = self._ops
         with Scratch() as scratch:
             wide = []
-            for replica, row in enumerate(sources):
-                wide.append(scratch.row(self._device(replica), row, FLOAT32))
+            for row in sources:
+                wide.append(scratch.row(row.devices[0], row, FLOAT32))
                 ops.convert(wide[-1], row, threads=threads)
             self._floats(wide, wide[:1], weights, scale, threads)
-            for destination in destinations:
+            for destination in destinations:  # who has the sum rounds it
+                if observe.counting:
+                    tell(wide[0].devices, [destination], [wide[0]])
                 ops.convert(destination, wide[0], threads=threads)
 
     def _whole(self, sources: Sequence[Row], destinations: Sequence[Row]) -> None:
-        device = self._devices[0]
+        device = sources[0].devices[0]
         with Scratch() as scratch:
             totals = scratch.row(device, sources[0])  # a destination may be a source
+            if observe.counting:
+                tell(totals.devices, destinations, sources)
             for i, total in enumerate(totals):
                 device.copy(total, sources[0][i])
                 for row in sources[1:]:
@@ -113,8 +123,27 @@ class Algorithm(Communicator):
 
     # --- what algorithms are made of
 
-    def _device(self, replica: int) -> Device:
-        return self._devices[replica % len(self._devices)]
+    def _sum_by(
+        self,
+        by: Sequence[Device],
+        destinations: Sequence[Row],
+        sources: Sequence[Row],
+        weights: Sequence[float] | None = None,
+        scale: float = 1.0,
+        *,
+        threads: int,
+    ) -> None:
+        """Let device by[t] sum array t of the sources, and store that in every destination."""
+        if observe.counting:
+            tell(by, destinations, sources)
+        self._ops.sum(destinations, sources, weights=weights, scale=scale, threads=threads)
+
+    def _copy(self, destinations: Sequence[Row], source: Row, threads: int) -> None:
+        """Let every destination read a row: a sum of one, since that is shared by threads."""
+        if observe.counting:
+            for row in destinations:
+                tell(row.devices, [row], [source])
+        self._ops.sum(destinations, [source], threads=threads)
 
     def _packed(
         self, sources: Sequence[Row], destinations: Sequence[Row]
@@ -122,7 +151,7 @@ class Algorithm(Communicator):
         """Return what travels for these rows, for the length of a with statement."""
         if self._packer is None:
             return nullcontext((sources, destinations))
-        return self._packer.packed(sources, destinations, self._devices)
+        return self._packer.packed(sources, destinations)
 
     @contextmanager
     def _weighted(
@@ -134,11 +163,52 @@ class Algorithm(Communicator):
             return
         with Scratch() as scratch:
             rows = []
-            for replica, (source, weight) in enumerate(zip(sources, weights, strict=True)):
-                rows.append(scratch.row(self._device(replica), source))
+            for source, weight in zip(sources, weights, strict=True):
+                rows.append(scratch.row(source.devices[0], source))
                 self._ops.sum(rows[-1:], [source], weights=[weight], threads=threads)
             yield rows
 
-    def _copy(self, destinations: Sequence[Row], source: Row, threads: int) -> None:
-        """Copy a row into others: a sum of one, since that is shared by threads."""
-        self._ops.sum(destinations, [source], threads=threads)
+    # --- what it moves
+
+    def predicted_bytes(
+        self, tensors: Sequence[Outline], destinations: Sequence[Places]
+    ) -> Traffic:
+        traffic = Traffic()
+        for dtype in {tensor.dtype for tensor in tensors}:
+            members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            row = [tensors[i] for i in members]
+            wanted = [[places[i] for i in members] for places in destinations]
+            kind = self._narrow_bytes if is_narrow(dtype) else self._float_bytes
+            traffic.update(kind(row, wanted))
+        return traffic
+
+    def _float_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        if len(self.devices) > 1:
+            return self._sum_bytes(tensors, destinations)
+        traffic = Traffic()
+        for places in destinations:
+            traffic.each(self._homes(0, tensors), places, tensors)
+        return traffic
+
+    @abstractmethod
+    def _sum_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        """Return what `_sum` moves: the formula of this algorithm."""
+
+    def _narrow_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        """All is summed in float32 to the first replica, which hands it out in 16 bits."""
+        first = self._homes(0, tensors)
+        traffic = self._float_bytes([Outline(one.size, FLOAT32) for one in tensors], [first])
+        for places in destinations:
+            traffic.each(first, places, tensors)
+        return traffic
+
+    def _packed_bytes(
+        self, traffic: Traffic, tensors: Sequence[Outline], destinations: Sequence[Places]
+    ) -> tuple[Sequence[Outline], Sequence[Places]]:
+        """Return what travels for these; add to `traffic` the way out of the buffers."""
+        if self._packer is None:
+            return tensors, destinations
+        return self._packer.predicted_bytes(traffic, tensors, destinations)
+
+    def _homes(self, replica: int, tensors: Sequence[Outline]) -> Places:
+        return [self.devices[replica]] * len(tensors)

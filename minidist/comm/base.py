@@ -2,7 +2,8 @@
 
 The public verbs check what they are given, so that a mistake is named before any byte moves; what
 they do then is each subclass's own. A *row* is a list of arrays, and every replica gives a row with
-the same shapes and dtypes. Any number of threads may call the same communicator at once.
+the same shapes and dtypes. A Row (row.py) knows where its arrays are; any other list is on the
+device of its number. Any number of threads may call the same communicator at once.
 """
 
 from __future__ import annotations
@@ -10,24 +11,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from minidist.comm.scratch import Row
+from minidist import observe
+from minidist.comm.row import Row, placed
+from minidist.device import Array, Device
 from minidist.errors import ShapeError, UsageError
 from minidist.kernels.reduce import alike
+from minidist.traffic import Outline, Places, Traffic
 
 
 class Communicator(ABC):
     """Moves rows of arrays between the devices of one strategy.
 
+    devices: those of the replicas, in their order.
     order: the class of orders in which it sums, "serial", "ring" or "tree"; "mixed" where that
         depends on the size of a tensor. Results are the same, bit for bit, within a class.
     """
 
+    devices: tuple[Device, ...]
     order: str
 
     def reduce(
         self,
-        sources: Sequence[Row],
-        destination: Row,
+        sources: Sequence[Sequence[Array]],
+        destination: Sequence[Array],
         weights: Sequence[float] | None = None,
         *,
         scale: float = 1.0,
@@ -43,8 +49,8 @@ class Communicator(ABC):
 
     def all_reduce(
         self,
-        sources: Sequence[Row],
-        destinations: Sequence[Row],
+        sources: Sequence[Sequence[Array]],
+        destinations: Sequence[Sequence[Array]],
         weights: Sequence[float] | None = None,
         *,
         scale: float = 1.0,
@@ -61,7 +67,16 @@ class Communicator(ABC):
             _check(sources, destinations)
         if weights is not None and len(weights) != len(sources):
             raise UsageError(f"all_reduce: {len(weights)} weights for {len(sources)} replicas")
-        self._all_reduce(sources, destinations, weights, scale, threads)
+        in_place = destinations is sources
+        sources = placed(sources, self.devices)
+        destinations = sources if in_place else placed(destinations, self.devices)
+        if not observe.watching:
+            self._all_reduce(sources, destinations, weights, scale, threads)
+            return
+        nbytes = sum(array.nbytes for array in sources[0])
+        how = {"tensors": len(sources[0]), "bytes": nbytes, "destinations": len(destinations)}
+        with observe.span("reduce", type(self).__name__, sources=len(sources), **how):
+            self._all_reduce(sources, destinations, weights, scale, threads)
 
     @abstractmethod
     def _all_reduce(
@@ -74,13 +89,17 @@ class Communicator(ABC):
     ) -> None:
         """Do it, for rows that fit each other."""
 
+    @abstractmethod
+    def predicted_bytes(
+        self, tensors: Sequence[Outline], destinations: Sequence[Places]
+    ) -> Traffic:
+        """Return what `all_reduce` moves when all replicas bring rows of such tensors.
 
-def columns(rows: Sequence[Row], members: Sequence[int]) -> list[Row]:
-    """Return only some of each row's arrays."""
-    return [[row[i] for i in members] for row in rows]
+        destinations: for each, the device of each tensor.
+        """
 
 
-def _check(sources: Sequence[Row], destinations: Sequence[Row]) -> None:
+def _check(sources: Sequence[Sequence[Array]], destinations: Sequence[Sequence[Array]]) -> None:
     first = sources[0]
     kinds = [(array.shape, array.dtype) for array in first]
     for who, rows in (("replica", sources), ("destination", destinations)):

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidist.comm.base import Communicator, columns
-from minidist.comm.scratch import Row, Scratch
-from minidist.device import Device
+from minidist import observe
+from minidist.comm.base import Communicator
+from minidist.comm.row import Row, columns, tell
+from minidist.comm.scratch import Scratch
 from minidist.dtypes import as_dtype
+from minidist.traffic import Outline, Places, Traffic
 
 
 class Compact(Communicator):
@@ -25,8 +27,8 @@ class Compact(Communicator):
     dtype: "float16" or "bfloat16". Arrays of other dtypes go as they are.
     """
 
-    def __init__(self, devices: Sequence[Device], inner: Communicator, dtype: str) -> None:
-        self._devices = tuple(devices)
+    def __init__(self, inner: Communicator, dtype: str) -> None:
+        self.devices = inner.devices
         self._inner = inner
         self._dtype = as_dtype(dtype)
         self.order = inner.order
@@ -56,13 +58,29 @@ class Compact(Communicator):
         scale: float,
         threads: int,
     ) -> None:
-        ops = self._devices[0].ops
+        ops = self.devices[0].ops
         with Scratch() as scratch:
             small = []
-            for replica, row in enumerate(sources):
-                device = self._devices[replica % len(self._devices)]
-                small.append(scratch.row(device, row, self._dtype))
+            for row in sources:
+                small.append(scratch.row(row.devices[0], row, self._dtype))
                 ops.convert(small[-1], row, threads=threads)
             self._inner._all_reduce(small, small[:1], weights, scale, threads)
-            for destination in destinations:
+            for destination in destinations:  # who wants the sum reads it in 16 bits
+                if observe.counting:
+                    tell(destination.devices, [destination], [small[0]])
                 ops.convert(destination, small[0], threads=threads)
+
+    def predicted_bytes(
+        self, tensors: Sequence[Outline], destinations: Sequence[Places]
+    ) -> Traffic:
+        """The sum goes to the first replica, and in 16 bits from there to every destination."""
+        wide = [i for i, one in enumerate(tensors) if one.dtype.char in "fd"]
+        rest = [i for i, one in enumerate(tensors) if one.dtype.char not in "fd"]
+        small = [Outline(tensors[i].size, self._dtype) for i in wide]
+        first = [self.devices[0]] * len(small)
+        traffic = self._inner.predicted_bytes(small, [first])
+        for places in destinations:
+            traffic.each(first, [places[i] for i in wide], small)
+        others = [[places[i] for i in rest] for places in destinations]
+        traffic.update(self._inner.predicted_bytes([tensors[i] for i in rest], others))
+        return traffic

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidist import observe
 from minidist.comm.algorithm import Algorithm
-from minidist.comm.base import columns
 from minidist.comm.packing import Packer
-from minidist.comm.scratch import Row
+from minidist.comm.row import Row, columns, tell
 from minidist.device import Device
+from minidist.traffic import Outline, Places, Traffic
 
 
 class Copy(Algorithm):
@@ -34,7 +35,8 @@ class Copy(Algorithm):
         reducers: Sequence[Device] | None = None,
     ) -> None:
         super().__init__(devices, packer)
-        self._turns = [device.ops for device in reducers or devices]
+        self._reducers = tuple(reducers or devices)
+        self._turns = [device.ops for device in self._reducers]
         self._at_once = packer is None and len(set(self._turns)) == 1
 
     def _sum(
@@ -47,9 +49,13 @@ class Copy(Algorithm):
     ) -> None:
         turns = self._turns
         if self._at_once:
+            if observe.counting:
+                tell(self._by(len(sources[0])), destinations, sources)
             turns[0].sum(destinations, sources, weights=weights, scale=scale, threads=threads)
             return
         with self._packed(sources, destinations) as (given, wanted):
+            if observe.counting:
+                tell(self._by(len(given[0])), wanted, given)
             for ops in dict.fromkeys(turns):
                 members = [i for i in range(len(given[0])) if turns[i % len(turns)] is ops]
                 some = len(members) < len(given[0])
@@ -70,3 +76,22 @@ class Copy(Algorithm):
         threads: int,
     ) -> None:
         self._floats(sources, destinations, weights, scale, threads)  # the verb itself widens them
+
+    def _by(self, tensors: int) -> Places:
+        """Return who sums each tensor."""
+        return [self._reducers[i % len(self._reducers)] for i in range(tensors)]
+
+    def _sum_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        """Of tensor i, all n go to reducer i mod m, and one from there to every destination."""
+        traffic = Traffic()
+        tensors, destinations = self._packed_bytes(traffic, tensors, destinations)
+        for i, tensor in enumerate(tensors):
+            reducer = self._reducers[i % len(self._reducers)]
+            for device in self.devices:
+                traffic.go(device, reducer, tensor.nbytes)
+            for places in destinations:
+                traffic.go(reducer, places[i], tensor.nbytes)
+        return traffic
+
+    def _narrow_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        return self._float_bytes(tensors, destinations)

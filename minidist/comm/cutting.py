@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from minidist.comm.scratch import Row
+from minidist.comm.row import Row
 from minidist.device import Array
 from minidist.errors import ShapeError
 
@@ -57,15 +57,22 @@ def lengths(row: Row) -> tuple[int, ...]:
     return tuple(array.size for array in row)
 
 
-def cut(row: Row, plan: Plan) -> list[list[Array]]:
+def cut(row: Row, plan: Plan) -> list[Row]:
     """Return the parts of a row: views of its tensors, flat."""
     flats = [_flat(array) for array in row]
-    return [[flats[i][a:b] for i, a, b in pieces] for pieces in plan]
+    return [
+        Row([flats[i][a:b] for i, a, b in pieces], [row.devices[i] for i, _, _ in pieces])
+        for pieces in plan
+    ]
 
 
-def joined(rows: Iterable[Row]) -> list[Array]:
+def joined(rows: Iterable[Row]) -> Row:
     """Return several rows as one."""
-    return [array for row in rows for array in row]
+    rows = list(rows)
+    return Row(
+        [array for row in rows for array in row],
+        [device for row in rows for device in row.devices],
+    )
 
 
 def _flat(array: Array) -> Array:

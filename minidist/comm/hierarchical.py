@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidist import observe
 from minidist.comm.algorithm import Algorithm
 from minidist.comm.packing import Packer
-from minidist.comm.scratch import Row, Scratch
+from minidist.comm.row import Row, tell
+from minidist.comm.scratch import Scratch
 from minidist.comm.tree import halves
 from minidist.device import Device
 from minidist.errors import UsageError
+from minidist.traffic import Outline, Places, Traffic
 
 
 class HierarchicalCopy(Algorithm):
@@ -51,18 +54,19 @@ class HierarchicalCopy(Algorithm):
             self._packed(weighted, destinations) as (given, wanted),
             Scratch() as scratch,
         ):
+            mains = [[given[i].devices[0] for i in group] for group in groups]
             sums = [
-                self._within([given[i] for i in group], self._mains(group), scratch, threads)
-                for group in groups
+                self._within([given[i] for i in group], devices, scratch, threads)
+                for group, devices in zip(groups, mains, strict=True)
             ]
-            totals = [scratch.spread(self._mains(group), given[0]) for group in groups]
+            totals = [scratch.spread(devices, given[0]) for devices in mains]
+            if observe.counting:  # each group's devices read both sums
+                for total in totals:
+                    tell(total.devices, [total], sums)
             self._ops.sum(totals, sums, scale=scale, threads=threads)
             for total, members in zip(totals, halves(wanted), strict=True):
                 if members:
                     self._copy(members, total, threads)
-
-    def _mains(self, group: Sequence[int]) -> list[Device]:
-        return [self._device(replica) for replica in group]
 
     def _within(
         self, rows: Sequence[Row], mains: Sequence[Device], scratch: Scratch, threads: int
@@ -73,5 +77,25 @@ class HierarchicalCopy(Algorithm):
         first, second = halves(rows)
         sums = [self._within(half, mains, scratch, threads) for half in (first, second)]
         into = scratch.spread(mains, rows[0]) if len(first) == 1 else sums[0]
-        self._ops.sum([into], sums, threads=threads)
+        self._sum_by(into.devices, [into], sums, threads=threads)
         return into
+
+    def _sum_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        """Of tensor i, device i modulo the group's size gets the others' of its group.
+
+        It gets the other group's sum from that one's device, and gives the whole one to all of the
+        destinations that belong to its group.
+        """
+        traffic = Traffic()
+        tensors, destinations = self._packed_bytes(traffic, tensors, destinations)
+        groups = halves(self.devices)
+        for i, tensor in enumerate(tensors):
+            mains = [group[i % len(group)] for group in groups]
+            for main, group, wanted in zip(mains, groups, halves(destinations), strict=True):
+                for device in group:
+                    traffic.go(device, main, tensor.nbytes)
+                for places in wanted:
+                    traffic.go(main, places[i], tensor.nbytes)
+            traffic.go(mains[0], mains[1], tensor.nbytes)
+            traffic.go(mains[1], mains[0], tensor.nbytes)
+        return traffic

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidist.comm.base import Communicator, columns
-from minidist.comm.scratch import Row
+from minidist.comm.base import Communicator
+from minidist.comm.row import Row, columns
 from minidist.comm.spec import Spec
+from minidist.traffic import Outline, Places, Traffic
 
 
 class ByRange(Communicator):
@@ -19,6 +20,7 @@ class ByRange(Communicator):
     def __init__(self, spec: Spec, members: Sequence[Communicator]) -> None:
         self._spec = spec
         self._members = tuple(members)
+        self.devices = members[0].devices
         orders = {member.order for member in members}
         self.order = orders.pop() if len(orders) == 1 else "mixed"
 
@@ -36,3 +38,13 @@ class ByRange(Communicator):
                 member._all_reduce(
                     columns(sources, own), columns(destinations, own), weights, scale, threads
                 )
+
+    def predicted_bytes(
+        self, tensors: Sequence[Outline], destinations: Sequence[Places]
+    ) -> Traffic:
+        traffic = Traffic()
+        chosen = self._spec.members([tensor.size for tensor in tensors])
+        for member, own in zip(self._members, chosen, strict=True):
+            wanted = [[places[i] for i in own] for places in destinations]
+            traffic.update(member.predicted_bytes([tensors[i] for i in own], wanted))
+        return traffic

@@ -24,8 +24,10 @@ from contextlib import ExitStack
 from minidist.comm.algorithm import Algorithm
 from minidist.comm.cutting import cut, joined, lengths, shares
 from minidist.comm.packing import Packer
-from minidist.comm.scratch import Row, Scratch, laid, room
+from minidist.comm.row import Row
+from minidist.comm.scratch import Scratch, laid, room
 from minidist.device import Device
+from minidist.traffic import Outline, Places, Traffic
 
 
 class Ring(Algorithm):
@@ -88,9 +90,9 @@ class Ring(Algorithm):
             dtype = given[0][0][0].dtype
             length = max(room(rows[0], dtype) for rows in given)
             # A replica writes into one of its two rooms what the next one reads from the other.
+            homes = [row.devices[0] for row in given[0]]
             rooms = [
-                [scratch.flat(self._device(replica), length, dtype) for _ in range(min(2, n - 2))]
-                for replica in range(n)
+                [scratch.flat(home, length, dtype) for _ in range(min(2, n - 2))] for home in homes
             ]
             partial = [rows[c] for c, rows in enumerate(given)]
             for step in range(1, n):
@@ -98,12 +100,14 @@ class Ring(Algorithm):
                 into = [
                     wanted[c][r % len(wanted[c])]
                     if step == n - 1
-                    else laid(rooms[r][step % len(rooms[r])], partial[c])
+                    else laid(rooms[r][step % len(rooms[r])], partial[c], homes[r])
                     for c, r in enumerate(at)
                 ]
-                self._ops.sum(
+                own = joined([given[c][r] for c, r in enumerate(at)])
+                self._sum_by(
+                    own.devices,
                     [joined(into)],
-                    [joined(partial), joined([given[c][r] for c, r in enumerate(at)])],
+                    [joined(partial), own],
                     scale=scale if step == n - 1 else 1.0,
                     threads=threads,
                 )
@@ -117,3 +121,24 @@ class Ring(Algorithm):
             here = [wanted[c][d] for c, d in enumerate(at)]
             before = [wanted[c][d - 1] for c, d in enumerate(at)]
             self._copy([joined(here)], joined(before), threads)
+
+    def _sum_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        """Chunk c goes from replica c all the way round to the last one, which hands it on.
+
+        From the destination that gets it there it goes round all of them.
+        """
+        traffic = Traffic()
+        n, around = len(self.devices), len(destinations)
+        for c in range(n):
+            chunk = [Outline(size * (c + 1) // n - size * c // n, dtype) for size, dtype in tensors]
+            row, wanted = self._packed_bytes(traffic, chunk, destinations)
+            last = (c - 1) % n
+            for replica in range(n):
+                if replica != c:
+                    before = self._homes(replica - 1, row)
+                    traffic.each(before, self._homes(replica, row), row)
+            traffic.each(self._homes(last, row), wanted[last % around], row)
+            for d in range(around):
+                if d != last % around:
+                    traffic.each(wanted[d - 1], wanted[d], row)
+        return traffic

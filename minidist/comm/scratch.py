@@ -11,10 +11,9 @@ from math import prod
 from types import TracebackType
 from typing import Any
 
+from minidist.comm.row import Row
 from minidist.device import Array, Device, Lease
 from minidist.kernels.reduce import offsets
-
-Row = Sequence[Array]
 
 
 class Scratch:
@@ -41,20 +40,20 @@ class Scratch:
         self._leases.append(lease)
         return lease.array
 
-    def row(self, device: Device, like: Row, dtype: Any = None) -> list[Array]:
+    def row(self, device: Device, like: Row, dtype: Any = None) -> Row:
         """Return arrays shaped like those of a row of one dtype, in one buffer on a device."""
         if dtype is None:
             dtype = like[0].dtype
-        return laid(self.flat(device, room(like, dtype), dtype), like)
+        return laid(self.flat(device, room(like, dtype), dtype), like, device)
 
-    def spread(self, devices: Sequence[Device], like: Row, turn: int = 0) -> list[Array]:
+    def spread(self, devices: Sequence[Device], like: Row, turn: int = 0) -> Row:
         """Return arrays shaped like those of a row, the i-th on device i + `turn` modulo all."""
         count = len(devices)
-        arrays: list[Array] = [None] * len(like)
+        spread = Row(like, [devices[(i + turn) % count] for i in range(len(like))])
         for first in range(min(count, len(like))):
-            own = self.row(devices[(first + turn) % count], like[first::count])
-            arrays[first::count] = own
-        return arrays
+            members = range(first, len(like), count)
+            spread[first::count] = self.row(spread.devices[first], like.part(members))
+        return spread
 
 
 def room(row: Row, dtype: Any) -> int:
@@ -63,10 +62,11 @@ def room(row: Row, dtype: Any) -> int:
     return total
 
 
-def laid(flat: Array, row: Row) -> list[Array]:
-    """Return arrays shaped like those of a row, one behind the other, each 64-byte aligned."""
+def laid(flat: Array, row: Row, device: Device) -> Row:
+    """Return arrays shaped like a row's, one behind the other in a buffer, each 64-byte aligned."""
     starts, _ = offsets([array.shape for array in row], flat.dtype.itemsize)
-    return [
+    arrays = [
         flat[start : start + prod(array.shape)].reshape(array.shape)
         for start, array in zip(starts, row, strict=True)
     ]
+    return Row.on(device, arrays)

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from minidist.comm.algorithm import Algorithm
 from minidist.comm.cutting import cut, lengths, shares
 from minidist.comm.packing import Packer
-from minidist.comm.scratch import Row, Scratch
+from minidist.comm.row import Row
+from minidist.comm.scratch import Scratch
 from minidist.device import Device
+from minidist.traffic import Outline, Places, Traffic
 
 
 class Servers(Algorithm):
@@ -53,5 +55,19 @@ class Servers(Algorithm):
                 own = [part[shard] for part in parts]
                 with Scratch() as scratch:
                     totals = scratch.spread(self._servers, own[0], shard)
-                    self._ops.sum([totals], own, weights=weights, scale=scale, threads=threads)
+                    self._sum_by(totals.devices, [totals], own, weights, scale, threads=threads)
                     self._copy([place[shard] for place in places], totals, threads)
+
+    def _sum_bytes(self, tensors: Sequence[Outline], destinations: Sequence[Places]) -> Traffic:
+        """Of shard k of tensor i, all n go to server i + k, and one to every destination."""
+        traffic = Traffic()
+        tensors, destinations = self._packed_bytes(traffic, tensors, destinations)
+        for i, (size, dtype) in enumerate(tensors):
+            for k in range(self._shards):
+                share = size * (k + 1) // self._shards - size * k // self._shards
+                server = self._servers[(i + k) % len(self._servers)]
+                for device in self.devices:
+                    traffic.go(device, server, share * dtype.itemsize)
+                for places in destinations:
+                    traffic.go(server, places[i], share * dtype.itemsize)
+        return traffic

@@ -19,6 +19,7 @@ from minidist.errors import UsageError
 
 ALGORITHMS = ("auto", "copy", "pscpu", "psgpu", "xring", "rechd", "hierarchical_copy")
 SHARDED = ("pscpu", "psgpu", "xring")
+MOST_SHARDS = 1024  # each is a step of its own, however small the tensors
 
 # What the ancestor has and one machine's devices have not.
 ELSEWHERE = {
@@ -103,9 +104,9 @@ def _algorithm(text: str, part: str) -> tuple[str, int]:
         )
     if not mark:
         return algorithm, 1
-    if not re.fullmatch("[0-9]{1,9}", shards) or int(shards) < 1:
+    if not re.fullmatch("[0-9]{1,9}", shards) or not 1 <= int(shards) <= MOST_SHARDS:
         raise UsageError(
-            f"all_reduce_spec={text!r}: after # comes a number of shards, at least 1, "
+            f"all_reduce_spec={text!r}: after # comes a number of shards, from 1 to {MOST_SHARDS}, "
             f"not {shards!r}"
         )
     if int(shards) > 1 and algorithm not in SHARDED:

@@ -22,7 +22,7 @@ from minidist.device.cpu import CpuDevice, Host
 from minidist.device.lease import Lease
 from minidist.errors import UsageError
 
-__all__ = ["ALIGNMENT", "Array", "Device", "Event", "Lease", "Stream", "devices", "get", "host"]
+__all__ = ["ALIGNMENT", "Array", "Device", "Event", "Lease", "Stream", "devices", "get", "host", "known"]
 
 _KINDS = {"cpu": CpuDevice}
 _known: dict[str, Device] = {}
@@ -79,6 +79,12 @@ def get(name: str | Device) -> Device:
         if short not in _known:
             _known[short] = _KINDS[kind](index, short)
         return _known[short]
+
+
+def known() -> list[Device]:
+    """Return all devices that were asked for so far."""
+    with _lock:
+        return list(_known.values())
 
 
 def devices(spec: str | Iterable[str | Device]) -> list[Device]:

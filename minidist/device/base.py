@@ -155,6 +155,10 @@ class Device(ABC):
         for stream in list(self._streams.values()):
             stream.synchronize(timeout)
 
+    def trim(self) -> None:
+        """Free the pooled buffers that nobody holds; they are made anew when they are needed."""
+        self._pool.clear()
+
     def close(self) -> None:
         """End the streams' threads, after the work they have, and drop pooled buffers."""
         with self._lock:

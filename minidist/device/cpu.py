@@ -9,22 +9,39 @@ since what a policy costs must be what it would cost.
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from minidist import observe
 from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream, hang
 from minidist.device.cpu_ops import CpuOps
 from minidist.dtypes import as_dtype
 from minidist.kernels.rendezvous import Fence
 from minidist.patience import TICK
 
-
 SPIN = 100e-6  # seconds that a thread polls for a stream's event before it sleeps
+LARGE = 1 << 20  # bytes from which on an array has pages of its own
+
+
+def _pages(nbytes: int) -> mmap.mmap:
+    """Return fresh memory that the C library's allocator does not know.
+
+    What stays for long would otherwise fill a thread's heap of 64 MB, so that results of a step
+    open another, which is given back to the system and faulted in again in every step.
+    """
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 class CpuDevice(Device):
@@ -36,6 +53,8 @@ class CpuDevice(Device):
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
         dtype = as_dtype(dtype).newbyteorder("=")
         nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes >= LARGE:
+            return np.frombuffer(_pages(nbytes), np.uint8, nbytes).view(dtype).reshape(shape)
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes].view(dtype).reshape(shape)
@@ -44,16 +63,20 @@ class CpuDevice(Device):
         array = np.asarray(array)
         destination = self.allocate(array.shape, array.dtype)
         np.copyto(destination, array)
+        if observe.counting:
+            observe.moved("host", self.short, array.nbytes, "values")
         return destination
 
     def copy_out(self, array: Array) -> np.ndarray[Any, Any]:
+        if observe.counting:
+            observe.moved(self.short, "host", array.nbytes, "values")
         return np.array(array)
 
     def copy(self, destination: Array, source: Array) -> None:
         np.copyto(destination, source, casting="equiv")  # another byte order is no other dtype
 
     def tie(self, array: Array, owner: object) -> Array:
-        return np.asarray(_Tied(array, owner)).view(array.dtype)
+        return np.asarray(Tied(array, owner)).view(array.dtype)
 
     def _new_stream(self, role: str) -> Stream:
         return _InlineStream(self, role) if role == "compute" else _ThreadStream(self, role)
@@ -69,18 +92,18 @@ class Host(CpuDevice):
     kind = "host"
 
 
-class _Tied:
+class Tied:
     """An array's memory, and somebody who is kept alive by it.
 
     A view of a NumPy array holds the array at the root and none on the way there. But it takes
     this for memory and not for an array, so each view holds it, or an array that does.
     """
 
-    __slots__ = ("__array_interface__", "_array", "_owner")
+    __slots__ = ("__array_interface__", "_owner", "array")
 
     def __init__(self, array: Array, owner: object) -> None:
         self.__array_interface__ = array.__array_interface__
-        self._array = array
+        self.array = array
         self._owner = owner
 
 
@@ -127,10 +150,27 @@ class _ThreadEvent(Event):
         self._spell = spell
 
     def done(self) -> bool:
-        return self.stream.finished.value >= self.position
+        done: bool = self.stream.finished.value >= self.position
+        if done and observe.watching:
+            observe.waited(self)
+        return done
 
     def wait(self, timeout: float = math.inf) -> None:
+        if not observe.watching:
+            self._wait(timeout)
+            return
+        stream = self.stream
+        if stream.finished.value >= self.position:
+            self._wait(timeout)
+        else:
+            with observe.span("await", f"{stream.device.short} {stream.role}", role=stream.role):
+                self._wait(timeout)
+        observe.waited(self)
+
+    def _wait(self, timeout: float) -> None:
         deadline, left = time.monotonic() + timeout, timeout
+        if observe.watching:
+            observe.waiting(lambda: self.stream.finished.value >= self.position)
         while not self.stream.finished.wait(self.position, min(TICK, left)):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -139,6 +179,16 @@ class _ThreadEvent(Event):
         if failure is not None and self.position >= self._spell.failed_at:
             self.stream.told(self._spell)
             raise failure
+
+
+def _go_last() -> None:
+    """Let this thread run where a core has nothing better to do: copies lie in others' shadow.
+
+    With a core for each replica and none to spare, a copy would else delay one of them, and all
+    others would wait for that.
+    """
+    if sys.platform == "linux":  # elsewhere a priority is the whole process's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 class _ThreadStream(Stream):
@@ -156,7 +206,7 @@ class _ThreadStream(Stream):
         self._given = 0
         self._handed_over = Fence()  # raised with each piece of work for the thread
         self._queue: deque[tuple[int, Callable[[], object], _Spell]] = deque()
-        self._lock = threading.RLock()  # the garbage collector may call what submits, from here
+        self._lock = observe.Lock()  # reentrant: the garbage collector may call what submits
         self._spell = _Spell()
         self._thread = threading.Thread(
             target=self._loop, name=f"minidist {device.short} {role} stream", daemon=True
@@ -165,6 +215,8 @@ class _ThreadStream(Stream):
 
     def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
         with self._lock:
+            if observe.watching:
+                observe.submitted(self, self._given + 1)
             if brief and self.finished.value == self._given:
                 self._do(work, self._spell, self._given + 1)
                 self._given += 1
@@ -173,9 +225,14 @@ class _ThreadStream(Stream):
                 self._given += 1
                 self._queue.append((self._given, work, self._spell))
                 self._handed_over.advance()
+                if observe.watching:
+                    observe.woke(self._thread)
 
     def record(self) -> Event:
-        return _ThreadEvent(self, self._given, self._spell)
+        event = _ThreadEvent(self, self._given, self._spell)
+        if observe.watching:
+            observe.recorded(event)
+        return event
 
     def wait(self, event: Event, timeout: float = math.inf) -> None:
         if isinstance(event, _ThreadEvent) and event.stream is self:
@@ -192,23 +249,38 @@ class _ThreadStream(Stream):
         self._handed_over.lift()
         self._thread.join()
 
+    def _has(self, pieces: int) -> bool:
+        return self._handed_over.value >= pieces
+
     def _loop(self) -> None:
+        if self.role == "copy":
+            _go_last()
         pieces = 0
         while True:
             pieces += 1
+            if observe.watching:
+                observe.waiting(partial(self._has, pieces))
             self._handed_over.wait(pieces)
             if not self._queue:  # the fence was lifted: nothing will come any more
                 return
             position, work, spell = self._queue.popleft()
-            self._do(work, spell, position)
+            if observe.watching:
+                name = f"{self.device.short} {self.role}"
+                with observe.span("stream", name, position=position):
+                    self._do(work, spell, position)
+            else:
+                self._do(work, spell, position)
             del work  # what it refers to may be freed before the next piece comes
             self.finished.advance()
 
-    @staticmethod
-    def _do(work: Callable[[], object], spell: _Spell, position: int) -> None:
+    def _do(self, work: Callable[[], object], spell: _Spell, position: int) -> None:
+        if observe.watching:
+            observe.begun(self, position)
         if spell.failure is None:
             try:
                 work()
             except BaseException as failure:
                 spell.failed_at = position
                 spell.failure = failure
+        if observe.watching:
+            observe.done(self, position)

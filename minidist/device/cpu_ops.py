@@ -39,6 +39,9 @@ class CpuOps(Ops):
         dtype = as_dtype(dtype)
         return np.full(shape, as_array(value, dtype) if is_narrow(dtype) else value, dtype)
 
+    def fill(self, a: Array, value: float) -> None:
+        a.fill(value)
+
     def copy(self, a: Array) -> Array:
         return np.array(a, order="C")
 

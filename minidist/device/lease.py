@@ -7,12 +7,12 @@ the buffer, which goes back when the last of them is gone.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidist import observe
 from minidist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,13 +28,18 @@ class Lease:
         self.array = array
         self._pool: Pool | None = pool
 
-    def release(self, after: Sequence[Event] = ()) -> None:
-        """Give the buffer back, for use again once all `after` (its readers' events) are done."""
+    def release(self, after: Sequence[Event] = (), *, shared: bool = False) -> None:
+        """Give the buffer back, for use again once all `after` (its readers' events) are done.
+
+        shared: whether it was in the hands of those who only drop it.
+        """
         if self._pool is None:
             raise UsageError(
                 "a lease was released twice: its buffer may already be somebody else's"
             )
         pool, self._pool = self._pool, None
+        if observe.watching:
+            observe.given_back(self.array, after, shared)
         pool.give_back(self.array, tuple(after))
         self.array = None
 
@@ -60,7 +65,8 @@ class Loan:
 
     def __del__(self) -> None:
         # Called anywhere, by any thread, also in the middle of a lease: it must take no lock.
-        self._lease.release([*self.written, *(stream.record() for stream in self.readers)])
+        after = [*self.written, *(stream.record() for stream in self.readers)]
+        self._lease.release(after, shared=True)
 
 
 class Pool:
@@ -68,7 +74,7 @@ class Pool:
 
     def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array]) -> None:
         self._allocate = allocate
-        self._lock = threading.Lock()
+        self._lock = observe.Lock()
         self._closed = False
         self._free: dict[
             tuple[tuple[int, ...], np.dtype[Any]], list[tuple[Array, tuple[Event, ...]]]
@@ -86,13 +92,18 @@ class Pool:
             for i, (array, events) in enumerate(waiting):
                 if all(event.done() for event in events):
                     del waiting[i]
-                    return Lease(array, self)
+                    return self._again(array)
             if waiting and on is not None:
                 array, events = waiting.pop(0)
                 for event in events:
                     on.wait(event)
-                return Lease(array, self)
+                return self._again(array)
         return Lease(self._allocate(shape, dtype), self)
+
+    def _again(self, array: Array) -> Lease:
+        if observe.watching:
+            observe.leased(array)
+        return Lease(array, self)
 
     def give_back(self, array: Array, events: tuple[Event, ...]) -> None:
         # Without the lock: a Loan may end while this thread holds it. Appending is atomic.

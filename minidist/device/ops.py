@@ -58,6 +58,10 @@ class Ops(ABC):
         """Return an array of one value."""
 
     @abstractmethod
+    def fill(self, a: Array, value: float) -> None:
+        """Set all elements to one value, in place."""
+
+    @abstractmethod
     def copy(self, a: Array) -> Array:
         """Return a copy."""
 

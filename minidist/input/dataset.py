@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from minidist import context
+from minidist import context, observe
 from minidist.device import Device
 from minidist.errors import ContextError, EndOfDataError, UsageError
 from minidist.input.place import place
@@ -77,7 +77,8 @@ class DistributedIterator:
                 f"a batch of {self._name} was asked for in {context.describe(frame)}, but it is "
                 "for all replicas: take it outside run and pass it in"
             )
-        return self._reader.take(self._patience)
+        with observe.span("input", "the next batch"):
+            return self._reader.take(self._patience)
 
     def get_next(self) -> Any:
         """Return the next batch, as `next` does. Raises EndOfDataError where there is none."""

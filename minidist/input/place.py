@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from minidist import observe
 from minidist.device import Device
 from minidist.input.rounds import Round
-from minidist.structure import map_leaves
+from minidist.structure import leaves, map_leaves
 from minidist.tensor import Tensor
 from minidist.values import PerReplica
 
@@ -24,6 +25,8 @@ def place(item: Round, devices: Sequence[Device]) -> Any:
     placed = map_leaves(start, item.values)
     for copied in [device.stream("copy").record() for device in devices]:
         copied.wait()
+    if observe.counting:
+        _tell(placed, devices)
     return placed
 
 
@@ -34,3 +37,11 @@ def _start_copying(parts: PerReplica, devices: Sequence[Device]) -> PerReplica:
         device.stream("copy").copy(buffer, part)
         tensors.append(Tensor(buffer, device))
     return PerReplica(devices, tensors)
+
+
+def _tell(placed: Any, devices: Sequence[Device]) -> None:
+    """Tell once for each device what has gone there from the host."""
+    parts = [leaf for leaf in leaves(placed) if isinstance(leaf, PerReplica)]
+    for replica, device in enumerate(devices):
+        nbytes = sum(part.values[replica].array.nbytes for part in parts)
+        observe.moved("host", device.short, nbytes, "input")

@@ -19,9 +19,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from minidist import context
+from minidist import context, observe
 from minidist.errors import ForkError, HangError
 from minidist.kernels.rendezvous import Fence
 from minidist.pool import stack
@@ -56,7 +57,7 @@ class Reader:
         self._queue: deque[Any] = deque()
         self._given = Fence()  # raised with each item that was read
         self._taken = Fence()  # raised with each item that was taken
-        self._taking = threading.Lock()
+        self._taking = observe.Lock()
         self._stopped = False
         self._pid = os.getpid()
         self._thread = threading.Thread(
@@ -77,6 +78,8 @@ class Reader:
                 item = self._queue.popleft()
             except IndexError:  # closed just now
                 raise StopIteration from None
+            if observe.watching:
+                observe.took(self)
         if not isinstance(item, _End):
             return item
         self.close()
@@ -99,6 +102,8 @@ class Reader:
             following = self._given.value + 1
             if self._queue or self._stopped:
                 return
+            if observe.watching:
+                observe.waiting(partial(self._has, following))
             if self._given.wait(following, TICK):
                 continue
             waited = time.monotonic() - since
@@ -131,16 +136,26 @@ class Reader:
             self._thread.join(GRACE)
         self._queue.clear()
 
+    def _has(self, item: int) -> bool:
+        return self._given.value >= item
+
+    def _may_read(self, item: int) -> bool:
+        return self._taken.value >= item - self._ahead
+
     def _loop(self, items: Iterator[Any], frame: context.Frame) -> None:
         context.enter(frame)
         asked = 0
         while True:
             asked += 1
             if asked > self._ahead:
+                if observe.watching:
+                    observe.waiting(partial(self._may_read, asked))
                 self._taken.wait(asked - self._ahead)
             if self._stopped:
                 return
             item = self._next(items)
+            if observe.watching:
+                observe.gave(self)
             self._queue.append(item)
             self._given.advance()
             if isinstance(item, _End):
@@ -149,7 +164,8 @@ class Reader:
 
     def _next(self, items: Iterator[Any]) -> Any:
         try:
-            return next(items)
+            with observe.span("read", "a batch ahead"):
+                return next(items)
         except StopIteration:
             return _End(None)
         except BaseException as failure:

@@ -2,7 +2,9 @@
 
     g = Σ(c_j · g_j) · (1/Σ c_j)        c_j: how many examples are behind the gradients of batch j
 
-Without counts all batches weigh alike. The replica then brings g with the count Σ c_j.
+Without counts all batches weigh alike. The replica then brings g with the count Σ c_j. A run that
+fails ends the window: some replicas have brought a batch in it that others have not, so what was
+added up is dropped in all of them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Accumulator:
         self._steps = steps
         self._sums: dict[int, Array] = {}  # by number of variable
         self._counts: list[int | None] = []
+        self._failed_runs = 0  # of the strategy, when the window began
 
     @property
     def begun(self) -> int:
@@ -30,13 +33,16 @@ class Accumulator:
         return len(self._counts)
 
     def add(
-        self, gradients: Sequence[Gradient | None], count: int | None
+        self, gradients: Sequence[Gradient | None], count: int | None, failed_runs: int
     ) -> tuple[list[Gradient | None], int | None] | None:
         """Add one batch's gradients, which are only read; in the last call return the mean.
 
+        failed_runs: how many runs of the strategy have failed so far.
         A batch without examples has no say. A gradient of None adds nothing. Raises UsageError
         where some batches have a count and some have none.
         """
+        if failed_runs != self._failed_runs:
+            self._sums, self._counts, self._failed_runs = {}, [], failed_runs
         if self._counts and (self._counts[0] is None) != (count is None):
             raise UsageError(
                 f"accumulation: some batches came with a count and some without: {self._counts} "
@@ -51,8 +57,8 @@ class Accumulator:
             return None
         total = None if count is None else sum(known for known in self._counts if known)
         scale = 1.0 / (self._steps if total is None else max(1, total))
-        means = list(self._sums.values())
-        if means:
+        for dtype in {each.dtype for each in self._sums.values()}:
+            means = [each for each in self._sums.values() if each.dtype == dtype]
             self._device.ops.sum([means], [means], scale=scale)
         whole = [self._sums.get(i) for i in range(len(gradients))]
         if total == 0:  # these have no say, but tell which variables are used

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minidist.errors import UsageError
+from minidist.errors import NonFiniteError, UsageError
+
+SMALLEST, LARGEST = 2.0**-64, 2.0**64  # an automatic scale stays between them
 
 
 class LossScale:
@@ -22,9 +24,11 @@ class LossScale:
     """
 
     def __init__(self, value: float = 128.0, automatic: bool = False, every_n: int = 1000) -> None:
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
+        if type(value) not in (int, float) or not 0 < value < math.inf:
             raise UsageError(f"a loss scale is a finite number above 0, not {value!r}")
-        if not (isinstance(every_n, int) and every_n >= 1):
+        if type(automatic) is not bool:
+            raise UsageError(f"automatic is True or False, not {automatic!r}")
+        if type(every_n) is not int or every_n < 1:
             raise UsageError(f"every_n is a number of steps from 1, not {every_n!r}")
         self.value = float(value)
         self.automatic = automatic
@@ -32,14 +36,22 @@ class LossScale:
         self.counter = 0
 
     def update(self, finite: bool) -> bool:
-        """Note one step, and return whether its gradients are to be applied."""
+        """Note one step, and return whether its gradients are to be applied.
+
+        Raises NonFiniteError where the scale cannot be halved any more.
+        """
         if not finite:
+            if self.value / 2 < SMALLEST:
+                raise NonFiniteError(
+                    f"gradients are not finite at a loss scale of {self.value:g} either, so it is "
+                    "not the scale that makes them so; look at the loss, the weights and the input"
+                )
             self.value /= 2
             self.counter = 0
         elif self.counter < self.every_n:
             self.counter += 1
         else:
-            self.value *= 2
+            self.value = min(2 * self.value, max(self.value, LARGEST))
             self.counter = 0
         return finite
 

@@ -17,7 +17,6 @@ it is the gradient of weight_decay·Σw²/2, and goes through the slots like any
 from __future__ import annotations
 
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from minidist import context, ops
+from minidist import context, observe, ops
 from minidist.device import Array
 from minidist.dtypes import is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
@@ -112,18 +111,19 @@ class Optimizer(ABC):
         self.gradient_clip_norm = _limit("gradient_clip_norm", gradient_clip_norm)
         if gradient_clip is not None and gradient_clip_norm is not None:
             raise UsageError("gradient_clip and gradient_clip_norm contradict each other: give one")
-        if isinstance(loss_scale, int | float):
+        if loss_scale is not None and not isinstance(loss_scale, LossScale):
             loss_scale = LossScale(loss_scale)
         self.loss_scale = loss_scale
-        if not (isinstance(gradient_accumulation_steps, int) and gradient_accumulation_steps >= 1):
+        if type(gradient_accumulation_steps) is not int or gradient_accumulation_steps < 1:
             raise UsageError(
                 "gradient_accumulation_steps is a number of calls from 1, not "
                 f"{gradient_accumulation_steps!r}"
             )
         self.gradient_accumulation_steps = gradient_accumulation_steps
+        self.groups: dict[tuple[int, ...], Any] = {}  # by ids: variables that it was used for
         self._accumulators: dict[tuple[int, tuple[Variable, ...]], Accumulator] = {}
         self._slots: dict[Variable, list[Variable]] = {}
-        self._creating = threading.Lock()
+        self._creating = observe.Lock(hands_over=True)
         self._plans: dict[tuple[int, tuple[Variable, ...]], list[_Plan]] = {}
         self._zeros: dict[Copy, Array] = {}  # between two updates all of these are zero
         self._applied: dict[int, int] = {}  # by place
@@ -191,11 +191,12 @@ class Optimizer(ABC):
             device = variables[0].strategy.devices[replica]
             accumulator = Accumulator(device, self.gradient_accumulation_steps)
             self._accumulators[replica, variables] = accumulator
-        done = accumulator.add(contribution.gradients, contribution.count)
+        failed = variables[0].strategy.failed_runs
+        done = accumulator.add(contribution.gradients, contribution.count, failed)
         if done is None:
             return None
         gradients, count = done
-        return replace(contribution, gradients=gradients, count=count)
+        return replace(contribution, gradients=gradients, count=count, order=[])
 
     def distributed_apply(
         self, pairs: Iterable[tuple[Any, Variable]], counts: Sequence[int] | None = None
@@ -320,15 +321,14 @@ class Optimizer(ABC):
 
     def _slots_of(self, variable: Variable) -> list[Variable]:
         """Return a variable's slots, made once, by whichever replica asks first."""
-        if variable not in self._slots:
-            with self._creating:
-                if variable not in self._slots:
-                    manager = variable.strategy.variable_mgr
-                    self._slots[variable] = [
-                        manager.slot(variable, self.slot_name(variable, slot), start)
-                        for slot, start in self.slots.items()
-                    ]
-        return self._slots[variable]
+        with self._creating:
+            if variable not in self._slots:
+                manager = variable.strategy.variable_mgr
+                self._slots[variable] = [
+                    manager.slot(variable, self.slot_name(variable, slot), start)
+                    for slot, start in self.slots.items()
+                ]
+            return self._slots[variable]
 
     def slot_name(self, variable: Variable, slot: str) -> str:
         """Return what a slot is called, which may not be there yet."""
@@ -351,7 +351,7 @@ class Optimizer(ABC):
         An IndexedSlices among the gradients has each of its indices once.
         """
         step = self._applied.get(place, 0) + 1
-        lr = self.lr(step - 1) if callable(self.lr) else self.lr
+        lr = number("lr", self.lr(step - 1)) if callable(self.lr) else self.lr
         if self.gradient_clip_norm is not None:
             norm = self._norm(place, variables, gradients, threads) * scale
             scale *= min(1.0, self.gradient_clip_norm / norm) if norm else 1.0
@@ -383,14 +383,22 @@ class Optimizer(ABC):
     def _norm(
         self, place: int, variables: Sequence[Variable], gradients: Sequence[Gradient], threads: int
     ) -> float:
-        """Return the global norm; the same bits wherever the variables are."""
-        squares = []
+        """Return the global norm; the same bits wherever the variables are. NaN for infinities."""
+        arrays = []
         for variable, gradient in zip(variables, gradients, strict=True):
             sparse = isinstance(gradient, IndexedSlices)
-            array = gradient.values.array if sparse else gradient
-            ops = variable.copies[place].device.ops
-            squares.append(ops.sum_squares([array], threads=threads))
-        return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+            device = variable.copies[place].device
+            arrays.append((device, gradient.values.array if sparse else gradient))
+        squares = [device.ops.sum_squares([array], threads=threads) for device, array in arrays]
+        if all(map(math.isfinite, squares)):
+            return math.sqrt(math.fsum(squares))
+        squares = []  # of numbers too large to be squared: those of a power of two of them
+        for device, array in arrays:
+            small = device.allocate(array.shape, array.dtype)
+            device.ops.sum([[small]], [[array]], scale=2.0**-600, threads=threads)
+            squares.append(device.ops.sum_squares([small], threads=threads))
+        finite = all(map(math.isfinite, squares))
+        return math.sqrt(math.fsum(squares)) * 2.0**600 if finite else math.nan
 
     def _update_rows(
         self, place: int, variable: Variable, gradient: IndexedSlices, step: int, how: Any
@@ -408,7 +416,7 @@ class Optimizer(ABC):
             zeros = self._zeros.get(copy)
             if zeros is None:
                 zeros = self._zeros[copy] = copy.device.allocate(variable.shape, variable.dtype)
-                zeros[...] = 0
+                ops.fill(zeros, 0)
             ops.scatter(zeros, rows, values)
             self._update(ops, [copy.array], [zeros], slots, step, weight_decay=[decay], **how)
             ops.scatter(zeros, rows, ops.full((), 0, variable.dtype))
@@ -487,7 +495,8 @@ def _limit(name: str, value: Any) -> float | None:
 
 
 def _check_count(count: int | None) -> None:
-    if count is not None and (count < 0 or count != int(count)):
+    whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if count is not None and not (whole and count >= 0):
         raise UsageError(f"count is a number of examples and cannot be {count!r}")
 
 

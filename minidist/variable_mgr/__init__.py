@@ -95,14 +95,26 @@ class PolicyOptions:
         _allow("gradient_scale", self.gradient_scale, GRADIENT_SCALES)
         _allow("compact_gradient_transfer", self.compact_gradient_transfer, COMPACT)
         _allow("variable_consistency", self.variable_consistency, CONSISTENCIES)
+        for name in ("staged_vars", "caching", "hierarchical_copy", "overlap"):
+            value = getattr(self, name)
+            if type(value) is not bool and not (name == "overlap" and value is None):
+                raise UsageError(f"{name}={value!r} is not known; it may be True or False")
+        for name, least in (
+            ("gradient_repacking", 0),
+            ("agg_small_grads_max_bytes", 0),
+            ("agg_small_grads_max_group", 1),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UsageError(f"{name}={value!r} is no whole number from {least}")
+        if type(self.bucket_cap_mb) not in (int, float) or not self.bucket_cap_mb > 0:
+            raise UsageError(f"bucket_cap_mb={self.bucket_cap_mb!r} must be a number above 0")
         if self.staged_vars and self.caching:
             raise UsageError(
                 "staged_vars and caching contradict each other: staged variables are copied to the "
                 "replicas before these read them, so there is nothing to cache"
             )
         self.spec()  # raises what is wrong with it
-        if not (isinstance(self.bucket_cap_mb, int | float) and self.bucket_cap_mb > 0):
-            raise UsageError(f"bucket_cap_mb={self.bucket_cap_mb!r} must be above 0")
 
     def spec(self) -> comm.Spec:
         """How tensors are summed: all_reduce_spec and hierarchical_copy as one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from minidist import observe
 from minidist.variable_mgr.combine import Combined
 
 if TYPE_CHECKING:
@@ -31,24 +32,29 @@ class EveryReplicaApplies:
     def in_replica(
         self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
     ) -> None:
-        optimizer.update(
-            replica,
-            combined.group.variables,
-            combined.rows[replica],
-            scale=combined.scale,
-            threads=threads,
-        )
+        if observe.counting:
+            combined.tell_ages(replica, replica)
+        _update(optimizer, combined, replica, threads)
 
 
 class OnceApplies:
     """In the meeting each variable's one copy is updated, before any replica reads it again."""
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
-        optimizer.update(
-            0, combined.group.variables, combined.rows[0], scale=combined.scale, threads=threads
-        )
+        if observe.counting:
+            combined.tell_ages(0)
+        _update(optimizer, combined, 0, threads)
 
     def in_replica(
         self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
     ) -> None:
         pass
+
+
+def _update(optimizer: Optimizer, combined: Combined, place: int, threads: int) -> None:
+    """Update the copies of one place."""
+    group = combined.group
+    with group.told("update", type(optimizer).__name__, combined.step, place=place):
+        optimizer.update(
+            place, group.variables, combined.rows[place], scale=combined.scale, threads=threads
+        )

@@ -22,14 +22,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from minidist import context, observe
 from minidist.comm import Communicator, Row
-from minidist.device import Array, Event
+from minidist.device import Device, Event
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.indexed_slices import IndexedSlices, concatenate
 from minidist.patience import DEADLINE
 from minidist.structure import leaf
 from minidist.tape import Gradient
-from minidist.variable import Copy
+from minidist.traffic import Outline, Traffic
+from minidist.variable import Variable
 from minidist.variable_mgr.group import Group
 from minidist.variable_mgr.held import Held
 
@@ -78,13 +80,31 @@ class Combined:
     """What comes out: for each place the gradients to apply, times `scale`.
 
     An IndexedSlices among them has each of its indices once. The sums are there once the events
-    have happened.
+    have happened. step: the one whose gradients they are. came_from: while somebody watches, for
+    each replica and variable the version of it that the replica's gradient comes from.
     """
 
     group: Group
     rows: Sequence[Sequence[Gradient]]
     scale: float
+    step: int
     events: Sequence[Event] = ()
+    came_from: dict[tuple[int, Variable], int] = field(default_factory=dict)
+
+    def note_origin(self, replica: int, contribution: Contribution) -> None:
+        """Note from what a replica's gradients come: what it has read last."""
+        if contribution.count == 0:  # it has no say
+            return
+        pairs = zip(contribution.group.variables, contribution.gradients, strict=True)
+        for variable, gradient in pairs:
+            if gradient is not None and replica in variable.seen:
+                self.came_from[replica, variable] = variable.seen[replica]
+
+    def tell_ages(self, place: int, replica: int | None = None) -> None:
+        """Tell how old the gradients of one replica, or of all, are to the copies of a place."""
+        for (whose, variable), version in self.came_from.items():
+            if replica is None or whose == replica:
+                observe.applied(variable.name, whose, variable.copies[place].version - version)
 
     def wait(self) -> None:
         """Wait until the sums are there; raises what taking them has raised."""
@@ -107,12 +127,21 @@ class Nothing:
 
     held: Sequence[Held] = ()
 
-    def combine(self, contribution: Contribution) -> Combined | None:
+    def combine(self, contribution: Contribution, replica: int) -> Combined | None:
         """Return the replica's own gradients, or None where it has no example."""
         (used,) = without_unused([contribution])
         if used.count == 0:
             return None
-        return Combined(used.group, [used.gradients] * used.group.places, used.scale)
+        combined = Combined(
+            used.group, [used.gradients] * used.group.places, used.scale, context.frame().step
+        )
+        if observe.counting:
+            combined.note_origin(replica, contribution)
+        return combined
+
+    def predicted_bytes(self, rows: Sequence[Sequence[Variable]]) -> Traffic:
+        """Nothing moves."""
+        return Traffic()
 
 
 class MeetingOfAll(ABC):
@@ -132,6 +161,13 @@ class MeetingOfAll(ABC):
     def turn(self, group: Group) -> int:
         """Return which of a group's buckets the next sums go to."""
         return 0
+
+    def predicted_bytes(self, rows: Sequence[Sequence[Variable]]) -> Traffic:
+        """Return what is moved to sum a step's gradients, those of each row together."""
+        traffic = Traffic()
+        for row in rows:
+            traffic.update(self.sums.sum_bytes(row))
+        return traffic
 
 
 class SumOfAll(MeetingOfAll):
@@ -166,24 +202,33 @@ class SumOfAll(MeetingOfAll):
         weights, scale = self.weights([contribution.count for contribution in used])
         if scale is None:
             return None
-        combined = Combined(group, (), scale * used[0].scale)
+        combined = Combined(group, (), scale * used[0].scale, context.frame().step)
+        if observe.counting:
+            for replica, contribution in enumerate(contributions):
+                combined.note_origin(replica, contribution)
         filling = contributions[0].filling
         if filling is not None and filling.finish(contributions, combined):
             return combined
-        sources, weights = with_a_say([c.gradients for c in used], weights)
+        sources, weights = with_a_say(self.brought(used), weights)
 
         def take() -> None:
-            combined.rows = self.sum_all(group, sources, weights, threads, turn)
+            with group.told("reduce", "gradients", combined.step):
+                combined.rows = self.sum_all(group, sources, weights, threads, turn)
 
         on = group.copies[0][0].device.stream(stream)
         on.submit(take)
         combined.events = (on.record(),)
         return combined
 
+    def brought(self, contributions: Sequence[Contribution]) -> list[Row]:
+        """Return what each replica brings as a row on its device; of a gradient None, None."""
+        pairs = zip(self._communicator.devices, contributions, strict=True)
+        return [Row.on(device, contribution.gradients) for device, contribution in pairs]
+
     def sum_all(
         self,
         group: Group,
-        sources: Sequence[Sequence[Gradient | None]],
+        sources: Sequence[Row],
         weights: list[float] | None,
         threads: int,
         turn: int,
@@ -191,12 +236,13 @@ class SumOfAll(MeetingOfAll):
         """Return the sums for each place: whole ones in one pass, sparse ones one by one."""
         sparse = _sparse_columns(sources)
         if not sparse:
-            whole_rows = [whole(group.copies[0], row) for row in sources]
-            return self._sum(group, whole_rows, weights, threads, turn)
+            return self._sum(
+                group, [whole(group.variables, row) for row in sources], weights, threads, turn
+            )
         dense = [i for i in range(len(group.variables)) if i not in sparse]
         rows: list[list[Gradient]] = [[None] * len(group.variables) for _ in group.copies]
         if dense:
-            chosen = [[row[i] for i in dense] for row in sources]
+            chosen = [row.part(dense) for row in sources]
             sums = self.sum_all(group.part(dense), chosen, weights, threads, turn)
             for row, arrays in zip(rows, sums, strict=True):
                 for i, array in zip(dense, arrays, strict=True):
@@ -229,6 +275,10 @@ class SumOfAll(MeetingOfAll):
         threads: int,
     ) -> None:
         """Put the sum of the sources into the row of each place."""
+
+    @abstractmethod
+    def sum_bytes(self, variables: Sequence[Variable]) -> Traffic:
+        """Return what is moved to sum gradients of these, all in one pass."""
 
     def weights(self, counts: Sequence[int | None]) -> tuple[list[float] | None, float | None]:
         """Return each replica's weight, None where all are 1, and the factor of the sum.
@@ -264,6 +314,10 @@ class MeanAtVariable(SumOfAll):
     ) -> None:
         self._communicator.reduce(sources, rows[0], weights, threads=threads)
 
+    def sum_bytes(self, variables: Sequence[Variable]) -> Traffic:
+        """To where each variable's one copy is."""
+        return self._communicator.predicted_bytes(*_outlined(variables))
+
 
 class AllReduce(SumOfAll):
     """Every replica gets the mean for its own copy; one that is alone has it already."""
@@ -289,6 +343,12 @@ class AllReduce(SumOfAll):
     ) -> None:
         self._communicator.all_reduce(sources, rows, weights, threads=threads)
 
+    def sum_bytes(self, variables: Sequence[Variable]) -> Traffic:
+        """To every copy of every variable; who is alone keeps its own."""
+        if len(self._communicator.devices) == 1:
+            return Traffic()
+        return self._communicator.predicted_bytes(*_outlined(variables))
+
 
 def without_unused(contributions: Sequence[Contribution]) -> Sequence[Contribution]:
     """Leave out the variables that no replica has used; raises UsageError where that is all."""
@@ -310,8 +370,8 @@ def without_unused(contributions: Sequence[Contribution]) -> Sequence[Contributi
 
 
 def with_a_say(
-    sources: Sequence[Sequence[Gradient | None]], weights: list[float] | None
-) -> tuple[Sequence[Sequence[Gradient | None]], list[float] | None]:
+    sources: Sequence[Row], weights: list[float] | None
+) -> tuple[Sequence[Row], list[float] | None]:
     """Leave out the replicas without an example: they have no say, not even with a NaN."""
     if weights is None:
         return sources, None
@@ -344,16 +404,24 @@ def _some(group: Group) -> str:
     return repr(names if len(names) <= 6 else [*names[:5], f"… {len(names)} in all"])
 
 
-def whole(copies: Sequence[Copy], gradients: Sequence[Gradient | None]) -> Row:
+def whole(variables: Sequence[Variable], gradients: Row) -> Row:
     """Return a replica's gradients as arrays: zeros for what only other replicas have used."""
-    row: list[Array] = []
-    for gradient, copy in zip(gradients, copies, strict=True):
+    row = Row(gradients, gradients.devices)
+    for i, (gradient, device) in enumerate(zip(gradients, gradients.devices, strict=True)):
         if gradient is None:
-            gradient = copy.device.ops.full(copy.array.shape, 0, copy.array.dtype)
+            row[i] = device.ops.full(variables[i].shape, 0, variables[i].dtype)
         elif isinstance(gradient, IndexedSlices):
-            gradient = gradient.to_dense().array
-        row.append(gradient)
+            row[i] = gradient.to_dense().array
     return row
+
+
+def _outlined(variables: Sequence[Variable]) -> tuple[list[Outline], list[list[Device]]]:
+    """Return the gradients' outlines, and for each place the devices of the copies."""
+    places = zip(*[variable.copies for variable in variables], strict=True)
+    return (
+        [Outline.of(variable) for variable in variables],
+        [[copy.device for copy in place] for place in places],
+    )
 
 
 # --- sparse gradients ---------------------------------------------------------------------------

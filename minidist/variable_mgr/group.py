@@ -7,53 +7,76 @@ it is made once and used in every step.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from minidist.comm import allocate_row
-from minidist.device import Array
+from minidist import observe
+from minidist.comm import Row, allocate_row
 from minidist.errors import UsageError
 from minidist.optim.optimizer import check_dtype
 from minidist.variable import Variable
 
+if TYPE_CHECKING:
+    from minidist.optim import Optimizer
+
 log = logging.getLogger("minidist")
+NOTHING = object()
 
 
 class Group:
-    """Variables in the order in which gradients are given for them.
+    """Variables in the order in which gradients are given for them, to one optimizer.
 
     Raises UsageError for a variable that comes twice, ShapeError for one that is not floating
     point.
     """
 
-    def __init__(self, variables: Sequence[Variable]) -> None:
+    def __init__(self, variables: Sequence[Variable], optimizer: Optimizer) -> None:
         self.variables = tuple(variables)
+        self.optimizer = weakref.ref(optimizer)
         for variable, times in Counter(variables).items():
             if times > 1:
                 raise UsageError(
                     f"variable {variable.name!r} comes with {times} gradients; add them up first"
                 )
             check_dtype(variable)
+        self.names = [variable.name for variable in self.variables]
         self.places = len(variables[0].copies)
         self.copies = [
             tuple(variable.copies[place] for variable in variables) for place in range(self.places)
         ]
+        self.nbytes = sum(copy.array.nbytes for copy in self.copies[0])
         self.index = {id(variable): i for i, variable in enumerate(self.variables)}
-        self._rows: dict[int, list[list[Array]]] = {}
+        self._rows: dict[int, list[Row]] = {}
         self._parts: dict[tuple[int, ...], Group] = {}
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
         self._told: dict[Group, object] = {}
 
-    @property
-    def names(self) -> list[str]:
-        return [variable.name for variable in self.variables]
+    def told(self, kind: str, name: str, step: int, **about: Any) -> AbstractContextManager[None]:
+        """Return a with statement's way to tell what is done to the gradients of a step."""
+        if not observe.watching:
+            return observe.nothing
+        variables, nbytes = self.names, self.nbytes
+        return observe.span(kind, name, step=step, variables=variables, bytes=nbytes, **about)
 
     def part(self, members: Sequence[int]) -> Group:
         """Return the group of only some of the variables; the same one whenever asked again."""
         key = tuple(members)
         part = self._parts.get(key)
-        return part or self._parts.setdefault(key, Group([self.variables[i] for i in key]))
+        return part or self._parts.setdefault(key, self._part(key))
 
-    def rows(self, turn: int = 0) -> list[list[Array]]:
+    def _part(self, members: Sequence[int]) -> Group:
+        optimizer = self.optimizer()
+        assert optimizer is not None  # it is being used
+        return Group([self.variables[i] for i in members], optimizer)
+
+    def rows(self, turn: int = 0) -> list[Row]:
         """Return for each place an array for each variable, on that copy's device.
 
         Each turn has buckets of its own, so that one turn's sums can be applied while the next
@@ -64,7 +87,7 @@ class Group:
             rows = self._rows[turn] = [self._row(place) for place in range(self.places)]
         return rows
 
-    def _row(self, place: int) -> list[Array]:
+    def _row(self, place: int) -> Row:
         return allocate_row(
             [(copy.device, (copy.array.shape, copy.array.dtype)) for copy in self.copies[place]]
         )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
-from minidist import context
+from minidist import context, diagnosis
 from minidist.creation import VariableSynchronization, as_array
-from minidist.device import Device
+from minidist.device import Array, Device
+from minidist.device.arena import Arena
 from minidist.errors import UsageError
 from minidist.sync_on_read import SyncOnReadVariable
 from minidist.tape import Gradient
 from minidist.threads import cores
+from minidist.traffic import Traffic
 from minidist.values import local_results
 from minidist.variable import Copy, Variable, make
 from minidist.variable_mgr.apply import Apply
@@ -56,7 +60,9 @@ class VariableMgr:
     apply: Apply
     start: Start
     overlap: Overlap | None = None  # what is summed during backward passes: nothing
-    _groups: dict[tuple[Variable, ...], Group] = field(default_factory=dict, init=False, repr=False)
+    _groups: WeakSet[Group] = field(default_factory=WeakSet, init=False, repr=False)
+    _grouping: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _arenas: dict[Device, Arena] = field(default_factory=dict, init=False, repr=False)
 
     # --- variables
 
@@ -85,7 +91,7 @@ class VariableMgr:
         copies = [
             Copy(
                 _copy_name(name, i),
-                device.copy_in(values[i]),
+                self._kept(device, values[i]),
                 device,
                 options["decays"],
             )
@@ -105,8 +111,7 @@ class VariableMgr:
         }
         copies = []
         for i, copy in enumerate(variable.copies):
-            array = copy.device.allocate(copy.array.shape, copy.array.dtype)
-            copy.device.copy(array, copy.array)
+            array = self._kept(copy.device, copy.array)
             name = _copy_name(options["name"], i)
             copies.append(Copy(name, array, copy.device, options["decays"]))
         return self._put_together(variable.strategy, copies, slot=slot, **options)
@@ -115,8 +120,15 @@ class VariableMgr:
         """Return a new variable full of `value` with a copy beside each of another's."""
         slot = self.twin(variable, slot=True, name=name, trainable=False, decays=False)
         for copy in slot.copies:
-            copy.array[...] = value
+            copy.device.ops.fill(copy.array, value)
         return slot
+
+    def _kept(self, device: Device, array: Array) -> Array:
+        """Return a copy on a device, beside all the others that stay there."""
+        arena = self._arenas.get(device) or self._arenas.setdefault(device, Arena(device))
+        place = arena.allocate(array.shape, array.dtype)
+        device.copy(place, array)
+        return place
 
     def _put_together(
         self, strategy: Any, copies: Sequence[Copy], *, slot: bool = False, **options: Any
@@ -156,10 +168,10 @@ class VariableMgr:
         With a replica they may be summed with the others' as they are given, where the policy
         overlaps; what a gradient is must then be final.
         """
+        group = self._group(optimizer, variables)
         empty: list[Gradient | None] = [None] * len(variables)
-        contribution = Contribution(
-            self.group(variables), count, optimizer, empty, scale=1 / optimizer.current_loss_scale
-        )
+        scale = 1 / optimizer.current_loss_scale
+        contribution = Contribution(group, count, optimizer, empty, scale)
         if self.overlap is not None and replica is not None:
             self.overlap.join(contribution, replica.replica_id)
         return contribution
@@ -176,15 +188,23 @@ class VariableMgr:
         if isinstance(self.combine, MeetingOfAll):
             combined = replica.merge_call(_meet, self, contribution)
         else:
-            combined = self.combine.combine(contribution)
+            combined = self.combine.combine(contribution, replica.replica_id)
             if optimizer.must_be_finite:
-                finite = combined and combined.finite()
+                finite = None if combined is None else combined.finite()
                 if not replica.merge_call(_agree, optimizer, finite):
                     combined = None
-        if combined is not None:
-            self.apply.in_replica(
-                optimizer, combined, replica.replica_id, max(1, cores() // len(self.devices))
+        if combined is None:
+            return
+        threads = max(1, cores() // len(self.devices))
+        try:
+            self.apply.in_replica(optimizer, combined, replica.replica_id, threads)
+        except BaseException as failure:
+            diagnosis.note(
+                failure,
+                f"replica {replica.replica_id} did not finish its update, and others may have: its "
+                "copies of the variables may differ from theirs until they are loaded or assigned",
             )
+            raise
 
     def distributed_apply(self, contributions: Sequence[Contribution]) -> None:
         """Do for all replicas, one after the other, what each does in `apply_gradients`.
@@ -195,9 +215,12 @@ class VariableMgr:
         if isinstance(self.combine, MeetingOfAll):
             results = [self.meet(contributions)] * len(contributions)
         else:
-            results = [self.combine.combine(contribution) for contribution in contributions]
+            results = [
+                self.combine.combine(contribution, replica)
+                for replica, contribution in enumerate(contributions)
+            ]
             if optimizer.must_be_finite:
-                finite = [combined and combined.finite() for combined in results]
+                finite = [None if each is None else each.finite() for each in results]
                 if not optimizer.accepts(finite):
                     return
         for replica, combined in enumerate(results):
@@ -225,20 +248,67 @@ class VariableMgr:
         self.read.after_update()
         return combined
 
-    def group(self, variables: Sequence[Variable]) -> Group:
-        """Return the group of these variables; the same one whenever asked again."""
-        key = tuple(variables)
-        group = self._groups.get(key)
+    def predicted_bytes(
+        self,
+        variables: Sequence[Variable],
+        *,
+        read: Sequence[Variable] | None = None,
+        summed: Sequence[Variable] | None = None,
+        runs: int = 1,
+    ) -> Traffic:
+        """Return what moves from device to device for one update by `minimize`, from shapes only.
+
+        variables: all there are; the trainable ones are those that it minimizes by, in that order.
+        read: those that every replica reads in a run: by default the trainable ones. summed: those
+        of which a replica has a gradient that is no IndexedSlices: by default the trainable ones
+        that are read. runs: how many there are to an update (gradient_accumulation_steps).
+
+        Every replica is taken to have an example. What else a program moves (its input, its own
+        assignments and reductions, rows of sparse gradients) no policy knows.
+        """
+        trainable = [variable for variable in variables if variable.trainable]
+        if read is None:
+            read = trainable
+        if summed is None:
+            summed = [variable for variable in read if variable.trainable]
+        rows: list[Sequence[Variable]] = []
+        if trainable:
+            rows += [[trainable[i] for i in bucket] for bucket in self._buckets(trainable)]
+        in_buckets = {variable for row in rows for variable in row}
+        rest = [variable for variable in summed if variable not in in_buckets]
+        traffic = self.read.predicted_bytes(variables, read, runs)
+        traffic.update(self.combine.predicted_bytes([*rows, rest] if rest else rows))
+        return traffic
+
+    def _buckets(self, variables: Sequence[Variable]) -> Sequence[Sequence[int]]:
+        """Return which of some variables are summed together during a backward pass."""
+        for group in self._groups:
+            if self.overlap is not None and list(group.variables) == list(variables):
+                return self.overlap.buckets(group)
+        return ()
+
+    def _group(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Group:
+        """Return an optimizer's group of these variables; the same one whenever asked again.
+
+        The optimizer keeps it, so that it lives no longer than that.
+        """
+        key = tuple(map(id, variables))
+        group: Group | None = optimizer.groups.get(key)
         if group is not None:
             return group
-        for variable in key:
+        for variable in variables:
             if variable.everywhere and not self.place.kind.everywhere:
                 raise UsageError(
                     f"variable {variable.name!r} is ON_READ, each replica's own, but under "
                     f"{self.name} gradients are applied once, where a variable's only copy is; "
                     "assign it, or create it without ON_READ"
                 )
-        return self._groups.setdefault(key, Group(key))
+        with self._grouping:  # all replicas ask at once, and must get the same one
+            group = optimizer.groups.get(key)
+            if group is None:
+                group = optimizer.groups[key] = Group(variables, optimizer)
+                self._groups.add(group)
+            return group
 
 
 def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined | None:

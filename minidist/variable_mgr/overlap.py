@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minidist import context
+from minidist import context, observe
 from minidist.comm import Row
 from minidist.device import Event, Stream
 from minidist.errors import UsageError
@@ -74,7 +74,7 @@ class Plan:
 
 
 class Overlap:
-    """The plans of all groups of variables, and the fillings that are under way."""
+    """Plans buckets for groups of variables, and lets their replicas fill them."""
 
     def __init__(self, combine: MeetingOfAll, replicas: int, cap: float, threads: int) -> None:
         """cap: bytes of a bucket. threads: how many each sum may use."""
@@ -82,37 +82,40 @@ class Overlap:
         self._replicas = replicas
         self._cap = cap
         self._threads = threads
-        self._plans: dict[Group, Plan] = {}
-        self._fillings: dict[Group, Filling] = {}
         self._lock = threading.Lock()
 
     def join(self, contribution: Contribution, replica: int) -> None:
         """Let a replica's contribution, still empty, fill buckets, where they are planned."""
         group = contribution.group
-        plan = self._plans.get(group)
         run = context.frame().run
-        if plan is None or run is None:
+        if group.plan is None or run is None:
             return
         with self._lock:
-            filling = self._fillings.get(group)
+            filling: Filling | None = group.filling
             if filling is None or filling.run() is not run:  # that of a run that has failed
-                filling = Filling(
-                    plan,
+                filling = group.filling = Filling(
+                    group.plan,
                     run,
                     self._combine.sums,
                     self._combine.turn(group),
                     self._replicas,
                     self._threads,
                 )
-                self._fillings[group] = filling
         filling.join(contribution, replica)
+
+    def buckets(self, group: Group) -> Sequence[Sequence[int]]:
+        """Return which of a group's variables are summed together in the next step.
+
+        Those in no bucket are summed together, as all are before the first backward pass.
+        """
+        return group.plan.buckets if group.plan is not None else ()
 
     def met(self, contributions: Sequence[Contribution]) -> None:
         """Note, in the meeting, that what has been filled is being combined."""
         group = contributions[0].group
-        self._fillings.pop(group, None)
-        if group not in self._plans and contributions[0].order:
-            self._plans[group] = Plan.of(contributions[0], self._cap)
+        group.filling = None
+        if group.plan is None and contributions[0].order:
+            group.plan = Plan.of(contributions[0], self._cap)
 
 
 class Filling:
@@ -128,13 +131,15 @@ class Filling:
         self._turn = turn
         self._threads = threads
         self._contributions: list[Contribution | None] = [None] * replicas
+        self._void = False  # a replica has begun its backward pass anew: what it filled is wrong
         self._left: dict[int, list[int]] = {}  # by id of contribution: gradients still to come
         self._filled_by = [0] * len(plan.buckets)
         self._begun = 0  # sums, in the order of the buckets
         self._event: Event | None = None  # of the last one
-        self._lock = threading.Lock()
+        self._lock = observe.Lock(hands_over=True)
 
     def join(self, contribution: Contribution, replica: int) -> None:
+        self._void |= self._contributions[replica] is not None
         self._contributions[replica] = contribution
         self._left[id(contribution)] = [len(members) for members in self._plan.buckets]
         contribution.filling = self
@@ -158,9 +163,9 @@ class Filling:
     def _filled(self, bucket: int) -> None:
         with self._lock:
             self._filled_by[bucket] += 1
-            while self._begun < len(self._filled_by) and self._filled_by[self._begun] == len(
-                self._contributions
-            ):
+            while not self._void and self._begun < len(self._filled_by):
+                if self._filled_by[self._begun] < len(self._contributions):
+                    break
                 self._begin(self._plan.buckets[self._begun])
                 self._begun += 1
 
@@ -173,21 +178,28 @@ class Filling:
             return
         if scale is None:
             return
-        sources, weights = with_a_say(
-            [[c.gradients[i] for i in members] for c in contributions], weights
-        )
+        rows = [row.part(members) for row in self._sums.brought(contributions)]
+        sources, weights = with_a_say(rows, weights)
         stream = self._stream()
-        stream.submit(partial(self._sum, members, sources, weights))
+        stream.submit(partial(self._sum, members, sources, weights, context.frame().step))
         self._event = stream.record()
 
-    def _sum(self, members: Sequence[int], sources: Sequence[Row], weights: list[float]) -> None:
-        copies = [self._plan.group.copies[0][i] for i in members]
-        self._sums.sum_into(
-            [[row[i] for i in members] for row in self._rows],
-            [whole(copies, source) for source in sources],
-            weights,
-            self._threads,
-        )
+    def _sum(
+        self,
+        members: Sequence[int],
+        sources: Sequence[Row],
+        weights: list[float] | None,
+        step: int,
+    ) -> None:
+        bucket = self._plan.group.part(members)
+        variables = bucket.variables
+        with bucket.told("reduce", "a bucket of gradients", step):
+            self._sums.sum_into(
+                [row.part(members) for row in self._rows],
+                [whole(variables, source) for source in sources],
+                weights,
+                self._threads,
+            )
 
     def _stream(self) -> Stream:
         return self._plan.group.copies[0][0].device.stream("communication")
@@ -195,10 +207,10 @@ class Filling:
     def finish(self, contributions: Sequence[Contribution], combined: Combined) -> bool:
         """Put the sums that have begun, and those of variables in no bucket, into `combined`.
 
-        Return False where a replica has brought its gradients in another way, so that nothing here
-        counts.
+        Return False where a replica has brought its gradients in another way, or more than once, so
+        that nothing here counts.
         """
-        if any(contribution.filling is not self for contribution in contributions):
+        if self._void or any(each.filling is not self for each in contributions):
             if self._event is not None:
                 self._event.wait(DEADLINE)
             return False
@@ -215,10 +227,11 @@ class Filling:
         if rest:
             members = [whole_group.index[id(group.variables[i])] for i in rest]
             weights, _ = self._sums.weights([c.count for c in contributions])
-            sources, weights = with_a_say(
-                [[c.gradients[i] for i in members] for c in contributions], weights
-            )
-            sums = self._sums.sum_all(group.part(rest), sources, weights, self._threads, self._turn)
+            brought = [row.part(members) for row in self._sums.brought(contributions)]
+            sources, weights = with_a_say(brought, weights)
+            part = group.part(rest)
+            with part.told("reduce", "gradients in no bucket", combined.step):
+                sums = self._sums.sum_all(part, sources, weights, self._threads, self._turn)
             for row, arrays in zip(rows, sums, strict=True):
                 for i, array in zip(rest, arrays, strict=True):
                     row[i] = array

@@ -5,13 +5,15 @@ Here are those that give a variable's value of now: `staged.py` has the one that
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
+from minidist import observe
 from minidist.device import Device, host
 from minidist.tensor import Reading, Tensor
-from minidist.variable import Copy, Reader
+from minidist.traffic import Outline, Traffic
+from minidist.variable import Copy, Reader, Variable
 from minidist.variable_mgr.held import Held
 from minidist.variable_mgr.place import LeastLoaded
 
@@ -35,6 +37,15 @@ class Read(ABC):
         """Return the same for what an optimizer keeps beside a variable."""
         return self.reader(copies)
 
+    @abstractmethod
+    def predicted_bytes(
+        self, variables: Sequence[Variable], read: Sequence[Variable], runs: int
+    ) -> Traffic:
+        """Return what is moved so that replicas can read, from one update to the next.
+
+        variables: all there are. read: those that every replica reads in each of so many runs.
+        """
+
     def before_update(self) -> None:
         """Do what must be done before the variables change."""
         return
@@ -54,6 +65,12 @@ class ReadOwn(Read):
     def reader(self, copies: Sequence[Copy]) -> Reader:
         return OwnReader(copies)
 
+    def predicted_bytes(
+        self, variables: Sequence[Variable], read: Sequence[Variable], runs: int
+    ) -> Traffic:
+        """Nothing moves."""
+        return Traffic()
+
 
 class ReadFetched(Read):
     """Each replica reads a copy of the one copy, fetched each step."""
@@ -63,6 +80,12 @@ class ReadFetched(Read):
 
     def reader(self, copies: Sequence[Copy]) -> Reader:
         return FetchingReader(copies, self._devices)
+
+    def predicted_bytes(
+        self, variables: Sequence[Variable], read: Sequence[Variable], runs: int
+    ) -> Traffic:
+        """Each variable, from where it is to every replica."""
+        return fetched_bytes(read, self._devices, runs)
 
 
 class ReadCached(Read):
@@ -84,15 +107,35 @@ class ReadCached(Read):
     def slot(self, copies: Sequence[Copy]) -> Reader:
         return FetchingReader(copies, self._devices)
 
+    def predicted_bytes(
+        self, variables: Sequence[Variable], read: Sequence[Variable], runs: int
+    ) -> Traffic:
+        """Each variable, from where it is to its cache, and from there to every replica."""
+        traffic = Traffic()
+        for variable in read:
+            if isinstance(variable.reader, CachingReader):
+                home, cache = variable.copies[0].device, variable.reader.place
+                nbytes = runs * Outline.of(variable).nbytes
+                away = [device for device in self._devices if device is not home]
+                if away:
+                    traffic.go(home, cache, nbytes)
+                for device in away:
+                    traffic.go(cache, device, nbytes)
+        return traffic
+
 
 class OwnReader(Reader):
     """The replica's own copy."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = tuple(copies)
         self._tensors = tuple(copy.tensor for copy in copies)
 
     def read(self, replica: int, step: int) -> Tensor:
         return self._tensors[replica]
+
+    def version(self, replica: int) -> int:
+        return self._copies[replica].version
 
 
 class FetchingReader(Reader):
@@ -117,13 +160,39 @@ class FetchingReader(Reader):
             buffer = device.allocate(copy.array.shape, copy.array.dtype)
             tensor = self._fetched[replica] = Reading(buffer, device)
         if self._of[replica] != (step, copy.version):
-            device.copy(tensor.array, self._origin(step).array)
+            with _told(copy, device) if observe.watching else observe.nothing:
+                origin = self._origin(step)
+                device.copy(tensor.array, origin.array)
+                if observe.counting:
+                    nbytes = tensor.array.nbytes
+                    observe.moved(origin.device.short, device.short, nbytes, "reads")
             self._of[replica] = (step, copy.version)
         return tensor
+
+    def version(self, replica: int) -> int:
+        fetched = self._of[replica][1]
+        return self.copy.version if fetched == -1 else fetched
 
     def _origin(self, step: int) -> Tensor:
         """Return what is fetched."""
         return self.copy.tensor
+
+
+def fetched_bytes(read: Sequence[Variable], devices: Sequence[Device], runs: int) -> Traffic:
+    """Return what every replica's fetching each variable moves, in so many runs."""
+    traffic = Traffic()
+    for variable in read:
+        if isinstance(variable.reader, FetchingReader):
+            for device in devices:
+                home = variable.copies[0].device
+                traffic.go(home, device, runs * Outline.of(variable).nbytes)
+    return traffic
+
+
+def _told(copy: Copy, device: Device) -> AbstractContextManager[None]:
+    """Return a with statement's way to tell that a variable is fetched."""
+    to, nbytes = device.short, copy.array.nbytes
+    return observe.span("fetch", copy.name, device=to, origin=copy.device.short, bytes=nbytes)
 
 
 class CachingReader(FetchingReader):
@@ -136,11 +205,11 @@ class CachingReader(FetchingReader):
     def __init__(self, copies: Sequence[Copy], devices: Sequence[Device], place: Device) -> None:
         super().__init__(copies, devices)
         self._cache = FetchingReader(copies, [place])
-        self._place = place
-        self._filling = threading.Lock()
+        self.place = place
+        self._filling = observe.Lock(hands_over=True)
 
     def read(self, replica: int, step: int) -> Tensor:
-        if self.devices[replica] is self._place:
+        if self.devices[replica] is self.place:
             return self._origin(step)
         return super().read(replica, step)
 

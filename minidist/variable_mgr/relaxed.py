@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
 
 from minidist.errors import UsageError
 from minidist.indexed_slices import IndexedSlices
 from minidist.variable import Variable
 from minidist.variable_mgr.combine import Combined, Contribution, MeetingOfAll, SumOfAll
-from minidist.variable_mgr.group import Group
+from minidist.variable_mgr.group import NOTHING, Group
 from minidist.variable_mgr.held import Kept
+
+if TYPE_CHECKING:
+    from minidist.optim import Optimizer
 
 ZEROS = Kept(None)  # beside a variable that is new
 
@@ -23,9 +28,11 @@ class LastStep(MeetingOfAll):
 
     def __init__(self, sums: SumOfAll) -> None:
         self._sums = sums
-        self._turns: dict[Group, int] = {}
-        self._waiting: dict[Group, Combined | None] = {}  # by the whole group; None: no example
-        self._put_back: dict[Variable, Kept] = {}  # what waited where the training was saved
+        self._groups: WeakSet[Group] = WeakSet()  # those for which something waits
+        # What waits beside single variables: since the training was loaded, or because an optimizer
+        # has been used for them together with others than before.
+        self._loaded: WeakKeyDictionary[Variable, Kept] = WeakKeyDictionary()
+        self._left: WeakKeyDictionary[Optimizer, dict[Variable, Kept]] = WeakKeyDictionary()
         self.held = (self,)
 
     @property
@@ -33,25 +40,40 @@ class LastStep(MeetingOfAll):
         return self._sums
 
     def turn(self, group: Group) -> int:
-        return self._turns.get(group, 0)
+        return group.turn
 
     def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
-        group, turn = contributions[0].group, self.turn(contributions[0].group)
-        last = self._waiting[group] if group in self._waiting else self._first(group, 1 - turn)
-        self._waiting[group] = None  # what fails now is lost, and not tried again
+        group, turn = contributions[0].group, contributions[0].group.turn
+        last: Combined | None = group.waiting
+        if group.waiting is NOTHING:
+            left = self._left.setdefault(contributions[0].optimizer, {})
+            for other in contributions[0].optimizer.groups.values():
+                if not other.index.keys().isdisjoint(group.index):
+                    self._leave(other, left)
+            last = self._first(group, 1 - turn, left)
+            self._groups.add(group)
+        group.waiting = None  # what fails now is lost, and not tried again
         if last is not None:
             last.wait()
         spare = max(1, threads - len(contributions))
-        self._waiting[group] = self._sums.begin(contributions, spare, "communication", turn)
-        self._turns[group] = 1 - turn
+        group.waiting = self._sums.begin(contributions, spare, "communication", turn)
+        group.turn = 1 - turn
         return last
 
-    def _first(self, group: Group, turn: int) -> Combined | None:
-        """Return what was put back, and zeros for other variables; None where nothing is to come.
+    def _leave(self, group: Group, left: dict[Variable, Kept]) -> None:
+        """Let what waits for a group wait for each of its variables by itself."""
+        if group in self._groups:
+            for variable in group.variables:
+                left[variable] = self._of(group, variable)
+            group.waiting = NOTHING
+            self._groups.discard(group)
 
-        One factor is for all: that of all that was put back, unless it comes from several steps.
+    def _first(self, group: Group, turn: int, left: dict[Variable, Kept]) -> Combined | None:
+        """Return what was left, or loaded, and zeros for others; None where nothing is to come.
+
+        One factor is for all: that of all that was left, unless it comes from several steps.
         """
-        kept = [self._put_back.pop(variable, ZEROS) for variable in group.variables]
+        kept = [left.pop(v, None) or self._loaded.pop(v, ZEROS) for v in group.variables]
         used = [i for i, each in enumerate(kept) if each is ZEROS or each.array is not None]
         if not used:
             return None
@@ -62,26 +84,37 @@ class LastStep(MeetingOfAll):
             for i, array, copy in zip(used, row, copies, strict=True):
                 value, factor = kept[i]
                 if value is None:
-                    array[...] = 0
+                    copy.device.ops.fill(array, 0)
                 else:
                     copy.device.copy(array, value if len(factors) == 1 else value * factor)
-        return Combined(whole, rows, factors.pop() if len(factors) == 1 else 1.0)
+        return Combined(whole, rows, factors.pop() if len(factors) == 1 else 1.0, step=0)
 
     # --- saving
 
     suffix = "relaxed"
 
     def take_out(self, variable: Variable) -> Kept | None:
-        waiting = [pair for pair in self._waiting.items() if id(variable) in pair[0].index]
-        if not waiting:
-            return self._put_back.get(variable)
-        if len(waiting) > 1:
+        kept = [self._of(group, variable) for group, _ in self._waiting_for(variable)]
+        kept += [left[variable] for left in self._left.values() if variable in left]
+        if len(kept) > 1:
             raise UsageError(
-                f"variable {variable.name!r} has gradients that wait in {len(waiting)} groups of "
-                "variables, which a checkpoint cannot tell apart; apply those of a variable always "
-                "together with the same others"
+                f"gradients of variable {variable.name!r} wait for {len(kept)} optimizers, which a "
+                "checkpoint cannot tell apart; let one optimizer train it"
             )
-        ((_, combined),) = waiting
+        return kept[0] if kept else self._loaded.get(variable)
+
+    def _waiting_for(self, variable: Variable) -> list[tuple[Group, Optimizer]]:
+        """Return the groups in which something waits for a variable, with their optimizers."""
+        groups = [(group, group.optimizer()) for group in self._groups]
+        return [
+            (group, optimizer)
+            for group, optimizer in groups
+            if optimizer is not None and id(variable) in group.index
+        ]
+
+    def _of(self, group: Group, variable: Variable) -> Kept:
+        """Return what waits for one of a group's variables."""
+        combined: Combined | None = group.waiting
         if combined is None or id(variable) not in combined.group.index:
             return Kept(None)
         combined.wait()
@@ -92,10 +125,10 @@ class LastStep(MeetingOfAll):
         return Kept(combined.group.copies[0][i].device.copy_out(gradient), combined.scale)
 
     def put_back(self, variable: Variable, kept: Kept | None) -> None:
-        for group in [group for group in self._waiting if id(variable) in group.index]:
-            for member in group.variables:  # the others wait on, each for itself
-                self._put_back[member] = self.take_out(member) or Kept(None)
-            del self._waiting[group]
-        self._put_back.pop(variable, None)
+        for group, optimizer in self._waiting_for(variable):
+            self._leave(group, self._left.setdefault(optimizer, {}))
+        for left in self._left.values():
+            left.pop(variable, None)
+        self._loaded.pop(variable, None)
         if kept is not None:
-            self._put_back[variable] = kept
+            self._loaded[variable] = kept

@@ -26,9 +26,10 @@ d = (M - mean) * (1 - momentum), where M is what replicas read.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist import observe
 from minidist.assigning import Change, added, assigned, fitting
 from minidist.device import Device, Event
 from minidist.dtypes import kind
@@ -36,9 +37,10 @@ from minidist.patience import DEADLINE
 from minidist.staging import StagingArea
 from minidist.tape import stop_recording
 from minidist.tensor import Tensor, to_device
+from minidist.traffic import Traffic
 from minidist.variable import Copy, Reader, Variable
 from minidist.variable_mgr.held import HostArray, Kept
-from minidist.variable_mgr.read import FetchingReader, Read
+from minidist.variable_mgr.read import FetchingReader, Read, fetched_bytes
 
 
 class ReadStaged(Read):
@@ -57,12 +59,22 @@ class ReadStaged(Read):
     def reader(self, copies: Sequence[Copy]) -> Reader:
         if kind(copies[0].dtype) != "f":
             return FetchingReader(copies, self._devices)
-        reader = StagedReader(copies, self._devices)
+        reader = StagedReader(copies, self._devices, self.await_copies)
         self._all.append(weakref.ref(reader))
         return reader
 
     def slot(self, copies: Sequence[Copy]) -> Reader:
         return FetchingReader(copies, self._devices)
+
+    def predicted_bytes(
+        self, variables: Sequence[Variable], read: Sequence[Variable], runs: int
+    ) -> Traffic:
+        """All variables to every replica, in an update, be they read or not; integers fetched."""
+        staged = [each for each in variables if isinstance(each.reader, StagedReader)]
+        traffic = fetched_bytes(staged, self._devices, 1)
+        rest = [each for each in read if not isinstance(each.reader, StagedReader)]
+        traffic.update(fetched_bytes(rest, self._devices, runs))
+        return traffic
 
     def before_update(self) -> None:
         readers = [reader for ref in self._all if (reader := ref()) is not None]
@@ -71,9 +83,7 @@ class ReadStaged(Read):
             reader.begin()
         filled, self._filled = self._filled, False  # as it is if anything fails from here on
         items = [area.get() for area in self.areas] if filled else []
-        for event in self._copied:  # on some devices a get lets only their streams wait
-            if not event.done():
-                event.wait(DEADLINE)
+        self.await_copies()  # on some devices a get lets only their streams wait
         if not filled or self._all != self._in_areas:
             items = self._renew(readers, items)
         for replica, item in enumerate(items):
@@ -87,6 +97,7 @@ class ReadStaged(Read):
         kinds = [value.dtype for value in values], [value.shape for value in values]
         areas = [StagingArea(*kinds, capacity=1, device=device) for device in self._devices]
         for area in areas:
+            area.what = "reads"
             area.put(values)
         renewed = [area.get() for area in areas]
         places = {id(ref): place for place, ref in enumerate(self._in_areas)}
@@ -108,6 +119,12 @@ class ReadStaged(Read):
             reader.settle()
         self._filled = True
 
+    def await_copies(self) -> None:
+        """Wait until no copy into the areas reads a variable any more."""
+        for event in self._copied:
+            if not event.done():
+                event.wait(DEADLINE)
+
     def close(self) -> None:
         for area in self.areas:
             area.close()
@@ -117,20 +134,33 @@ class ReadStaged(Read):
 class StagedReader(FetchingReader):
     """What the replica's area held before the last apply; the variable if assigned since."""
 
-    def __init__(self, copies: Sequence[Copy], devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        copies: Sequence[Copy],
+        devices: Sequence[Device],
+        await_copies: Callable[[], None],
+    ) -> None:
         super().__init__(copies, devices)
+        self._await_copies = await_copies
         self.delta = _Delta(self.copy)
         self._now: list[Tensor] = [self.copy.tensor] * len(devices)
         self._now_after = -1  # the version of the variable as of which that is what is read
         self._put = -1  # the version that lies in the areas
+        self._version = -1  # that of what is read now, where it is older
 
     def read(self, replica: int, step: int) -> Tensor:
         if self._now_after != self.copy.version:
             return super().read(replica, step)
         return self._now[replica]
 
+    def version(self, replica: int) -> int:
+        return self._version if self.is_older() else super().version(replica)
+
     def newest(self, replica: int, step: int) -> Tensor:
         return super().read(replica, step)
+
+    def before_write(self) -> None:
+        self._await_copies()
 
     # --- around an update
 
@@ -143,7 +173,11 @@ class StagedReader(FetchingReader):
         """Let a replica compute with an item's tensor, which becomes W if that was assigned."""
         if self._put != self.copy.version:
             tensor.device.copy(tensor.array, self.copy.array)
+            if observe.counting:
+                home, nbytes = self.copy.device.short, self.copy.array.nbytes
+                observe.moved(home, tensor.device.short, nbytes, "reads")
         self._now[replica] = tensor
+        self._version = self.copy.version
 
     def settle(self) -> None:
         """Let replicas read what they have taken: the areas hold the variable as it is."""
@@ -184,6 +218,7 @@ class StagedReader(FetchingReader):
         """Let replicas compute with this until the next apply, and with the variable then."""
         self._now = [Tensor(device.copy_in(array), device) for device in self.devices]
         self._now_after = self.copy.version
+        self._version = self._now_after - 1
 
 
 class _Delta:

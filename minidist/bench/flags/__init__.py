@@ -19,7 +19,7 @@ from minidist.bench.flags.contradictions import DURING_TRAINING, check
 from minidist.bench.flags.distribution import ALL, Distribution
 from minidist.bench.flags.job import EPOCHS, Length, Mode, Selection
 from minidist.bench.flags.optimisation import LEARNING_RATES, LOSS_SCALE, Optimisation, Precision
-from minidist.bench.flags.results import Checkpoints, Evaluation, Output
+from minidist.bench.flags.results import Checkpoints, Evaluation, Instruments, Output
 from minidist.optim.schedules import Decay, PerEpoch, Piecewise, Schedule, WarmUp, exact
 from minidist.variable_mgr import PolicyOptions
 
@@ -29,7 +29,7 @@ Value = str | int | float | bool | None
 
 GROUPS = (
     *(Selection, Length, Mode, Distribution, Optimisation, Precision),
-    *(Evaluation, Checkpoints, Output),
+    *(Evaluation, Checkpoints, Output, Instruments),
 )
 
 
@@ -38,6 +38,7 @@ OPTIONS = fields(PolicyOptions)
 
 @dataclass(frozen=True)
 class Flags(  # of its bases a dataclass has the last one's fields first
+    Instruments,
     Output,
     Checkpoints,
     Evaluation,

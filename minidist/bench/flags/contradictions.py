@@ -23,6 +23,8 @@ ALTERNATIVES = (
     ("num_eval_batches", "num_eval_epochs"),
     ("forward_only", "eval"),
     ("forward_only", "train_dir"),
+    ("eval", "trace_file"),
+    ("eval", "inject"),
     ("save_model_secs", "save_model_steps"),
     ("piecewise_learning_rate_schedule", "init_learning_rate"),
     ("piecewise_learning_rate_schedule", "num_epochs_per_decay"),
@@ -36,6 +38,7 @@ ALTERNATIVES = (
 # The first is of no use without the second.
 NEEDS = (
     ("eval", "train_dir"),
+    ("trace_steps", "trace_file"),
     ("save_model_steps", "train_dir"),
     ("save_model_secs", "train_dir"),
     ("save_summaries_steps", "train_dir"),
@@ -78,11 +81,16 @@ def check(flags: Flags) -> None:
                 f"--{name}={getattr(flags, name)} is for --variable_update={policy}, not for "
                 f"{flags.variable_update}: leave one of them out"
             )
-    if flags.hierarchical_copy and flags.num_devices == 1:
+    if "hierarchical_copy" in str(flags.policy_options().spec()) and flags.num_devices == 1:
         raise UsageError(
-            "--hierarchical_copy copies between devices, but --num_devices is 1: leave it out"
+            "hierarchical_copy copies between devices, but --num_devices is 1: leave it out"
         )
-    flags.policy_options()  # raises what is wrong with them alone
+    for fault in flags.inject or ():
+        if fault.replica >= flags.num_devices:
+            raise UsageError(
+                f"--inject={fault} names replica {fault.replica}, but --num_devices="
+                f"{flags.num_devices} has replicas 0 to {flags.num_devices - 1}"
+            )
 
 
 def _is_given(flags: Flags, name: str) -> bool:

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from minidist.bench.inject import FORM as FAULTS_FORM
+from minidist.bench.inject import Fault
 from minidist.errors import UsageError
 from minidist.optim.schedules import FORM, Piecewise
+from minidist.trace import files as trace
 
 T = TypeVar("T")
 
@@ -116,6 +119,11 @@ def _output_file(text: str) -> str:
     return text
 
 
+def _trace_file(text: str) -> str:
+    trace.check(text)
+    return _output_file(text)
+
+
 BOOLEAN = Kind(_boolean, "true or false", switch=True)
 NARROW = Kind(_narrow, "float16, bfloat16, true (float16) or false", switch=True)
 POSITIVE = real("a number above 0", lambda number: number > 0)
@@ -126,6 +134,8 @@ SHARE = real("a number above 0, at most 1", lambda number: 0 < number <= 1)
 TEXT = Kind(_text, "a text")
 FOLDER = Kind(_text, "a folder")
 OUTPUT_FILE = Kind(_output_file, "a file name in a folder that exists")
+TRACE_FILE = Kind(_trace_file, "a file name in a folder that exists, ending in .json or .html")
+FAULTS = Kind(Fault.parse, FAULTS_FORM)
 SCHEDULE = Kind(Piecewise.parse, FORM)
 STEPS = several(_whole(1, MANY), "whole numbers from 1 with commas between them")
 EPOCHS = several(_real(lambda number: number > 0), "numbers above 0 with commas between them")

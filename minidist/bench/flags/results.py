@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from minidist.bench.flags.kinds import (
     EPOCH_COUNT,
     EPOCHS,
+    FAULTS,
     FOLDER,
     NOT_NEGATIVE,
     OUTPUT_FILE,
     POSITIVE,
     SHARE,
     STEPS,
+    TRACE_FILE,
     choice,
     flag,
     whole,
 )
+from minidist.bench.inject import Fault
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,19 @@ class Output:
         "the loss in the rows: with the weight decay's share, or without",
     )
     json: str | None = flag(None, OUTPUT_FILE, "write all results to this file")
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What is looked at, and what goes wrong on purpose."""
+
+    trace_file: str | None = flag(
+        None,
+        TRACE_FILE,
+        "write what each replica and stream did in the last steps: .html is a page for any "
+        "browser, .json is for Perfetto",
+    )
+    trace_steps: int = flag(10, whole(1), "how many of the last measured steps --trace_file holds")
+    inject: tuple[Fault, ...] | None = flag(
+        None, FAULTS, "make a replica slow by a factor, or let it fail in a step of the rows"
+    )

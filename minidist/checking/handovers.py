@@ -1,0 +1,69 @@
+"""Handovers: how Python's own threads, queues and events order what their users do.
+
+While somebody checks they tell so. What a program orders by other means (a lock of its own, a file)
+it can tell itself: observe.gave(key) where it hands over, observe.took(key) where it takes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from minidist import observe
+from minidist.checking.telling import Method, Telling
+
+
+def _gives(method: Method) -> Method:
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        observe.gave(self)
+        return method(self, *args, **kwargs)
+
+    return told
+
+
+def _takes(method: Method) -> Method:
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            observe.took(self)
+
+    return told
+
+
+def _starts(method: Method) -> Method:
+    def told(self: threading.Thread) -> None:
+        run = self.run
+
+        def told_run() -> None:
+            del self.run  # type: ignore[method-assign]
+            observe.took(self)
+            try:
+                run()
+            finally:
+                observe.gave(self)
+
+        self.run = told_run  # type: ignore[method-assign]
+        observe.gave(self)
+        method(self)
+
+    return told
+
+
+HAND_OVERS = Telling(
+    [
+        (threading.Thread, "start", _starts),
+        (threading.Thread, "join", _takes),
+        (threading.Event, "set", _gives),
+        (threading.Event, "wait", _takes),
+        (threading.Event, "is_set", _takes),
+        (queue.Queue, "put", _gives),
+        (queue.Queue, "get", _takes),
+        (Future, "set_result", _gives),
+        (Future, "set_exception", _gives),
+        (Future, "result", _takes),
+        (Future, "exception", _takes),
+    ]
+)

@@ -1,0 +1,145 @@
+"""Verbs: which arrays each verb of a CPU device reads and writes, told where the verb is used.
+
+Of the verbs of `device.ops` and of the device's copies. What a verb computes inside, with other
+verbs, is not told again. Besides,
+  * what is handed out to be looked at (`numpy()`, `__array__`, DLPack) counts as read there and
+    then, and nobody can write to it,
+  * what is allocated is poisoned, so that who reads it before it is written finds NaN.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minidist import observe
+from minidist.checking.memory import owner_of, poison
+from minidist.checking.telling import Method, Telling
+from minidist.device.cpu import CpuDevice
+from minidist.device.cpu_ops import CpuOps
+from minidist.device.ops import Ops
+from minidist.tensor import Tensor
+
+# The verbs that change what they are given, and what of it: by place and by name. `also` reads it.
+WRITES: dict[str, dict[int | str, bool]] = {
+    "fill": {0: False, "a": False},
+    "convert": {0: False, "destinations": False},
+    "accumulate": {0: True, "a": True},
+    "scatter": {0: False, "a": False},
+    "scatter_add": {0: True, "a": True},
+    "sgd": {0: True, "weights": True},
+    "momentum": {0: True, 2: True, "weights": True, "momenta": True},
+    "rmsprop": {0: True, 2: True, 3: True, "weights": True, "squares": True, "momenta": True},
+    "adam": {0: True, 2: True, 3: True, "weights": True, "firsts": True, "seconds": True},
+    "sum": {0: False, "destinations": False},
+}
+VIEWS = {"reshape", "take"}  # may return what they are given, unread
+LOOKS_AT_NOTHING = {"share_memory", "full"}
+DEVICE_WRITES: dict[str, dict[int | str, bool]] = {
+    "copy": {0: False, "destination": False},
+    "copy_in": {},
+    "copy_out": {},
+}
+
+
+class _Here(threading.local):
+    inside = False  # whether this thread is in a verb
+
+
+_here = _Here()
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    """Give the arrays in an argument: itself, or in lists of lists."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _arrays(item)
+
+
+def _telling(name: str, written: dict[int | str, bool]) -> Any:
+    def wrap(verb: Method) -> Method:
+        def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _here.inside:
+                return verb(self, *args, **kwargs)
+            reads: list[Any] = []
+            writes: list[Any] = []
+            for place, value in (*enumerate(args), *kwargs.items()):
+                if isinstance(value, np.ndarray | list | tuple):
+                    found = list(_arrays(value))
+                    reads_too = written.get(place)
+                    if reads_too is not None:
+                        writes += found
+                    if reads_too is not False:
+                        reads += found
+            _here.inside = True
+            try:
+                if name in VIEWS:
+                    result = verb(self, *args, **kwargs)
+                    if owner_of(result) is not owner_of(args[0]):
+                        observe.accessed(reads, [result], name)
+                    return result
+                observe.accessed(reads, writes, name)
+                result = verb(self, *args, **kwargs)
+                new = list(_arrays(result))
+                if new:
+                    observe.accessed((), new, name)
+                return result
+            finally:
+                _here.inside = False
+
+        return told
+
+    return wrap
+
+
+def _host_view(verb: Method) -> Method:
+    def told(self: Any, a: Any) -> Any:
+        if not _here.inside:
+            observe.accessed([a], (), "numpy")
+        return _unwritable(a)
+
+    return told
+
+
+def _unwritable(array: Any) -> Any:
+    """Return a view that nobody can make writable."""
+    plain = array.view(f"V{array.itemsize}") if array.dtype.kind == "V" else array
+    view = np.asarray(memoryview(plain).toreadonly())
+    return view if view.dtype == array.dtype else view.view(array.dtype)
+
+
+def _dlpack(method: Method) -> Method:
+    def told(self: Tensor, **options: Any) -> Any:
+        if self.array.dtype.kind == "V":  # bfloat16: the plain one says what to do
+            return method(self, **options)
+        return self.numpy().__dlpack__(**options)
+
+    return told
+
+
+def _allocate(method: Method) -> Method:
+    def told(self: Any, shape: Any, dtype: Any) -> Any:
+        array = method(self, shape, dtype)
+        poison(array)
+        return array
+
+    return told
+
+
+VERBS = Telling(
+    [
+        *(
+            (CpuOps, name, _telling(name, WRITES.get(name, {})))
+            for name in sorted(Ops.__abstractmethods__ - LOOKS_AT_NOTHING - {"host_view"})
+        ),
+        *((CpuDevice, name, _telling(name, written)) for name, written in DEVICE_WRITES.items()),
+        (CpuOps, "host_view", _host_view),
+        (CpuDevice, "allocate", _allocate),
+        (Tensor, "__dlpack__", _dlpack),
+    ]
+)

@@ -1,0 +1,68 @@
+"""Staleness: how old gradients are when they are applied.
+
+A variable's age counts its changes. That of a gradient is how often the variable has changed
+between the replica's reading what the gradient comes from and its being applied:
+
+    strong policies, independent     0
+    parameter_server, staged_vars    1, but for the first step
+    replicated, relaxed              1; the zeros of the first step are no gradients
+
+A replica's gradient is taken to come from what the replica has read last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Any
+
+from minidist import observe
+
+BAR = 40  # characters
+
+
+class Staleness(observe.Observer):
+    """A histogram of ages while a with statement lasts, in all of the process.
+
+    Several with statements, one after the other, add up.
+    `histogram` has for each age how often it occurred: once in each update for each variable and
+    each replica that brought a gradient of it. A replica without an example has no gradients, nor
+    has one that has read nothing since somebody began to watch.
+    """
+
+    def __init__(self) -> None:
+        self._ages: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._watching: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> Staleness:
+        self._watching = observe.attached(self)
+        self._watching.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        assert self._watching is not None
+        self._watching.__exit__(*exception)
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """How often each age occurred, from the lowest age."""
+        with self._lock:
+            return dict(sorted(self._ages.items()))
+
+    def applied(self, variable: str, replica: int, age: int) -> None:
+        with self._lock:
+            self._ages[age] += 1
+
+    def __str__(self) -> str:
+        return "\n".join(bars(self.histogram)) or "nothing was applied"
+
+
+def bars(histogram: dict[int, int]) -> list[str]:
+    """Return a line of text for each age: the age, a bar, and how often it occurred."""
+    most = max(histogram.values(), default=1)
+    return [
+        f"{age:>3} {'█' * max(1, round(BAR * count / most)):<{BAR}} {count:,}"
+        for age, count in histogram.items()
+    ]
