@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from minidist.errors import MergeMismatchError
-from minidist.pool import stack
+from minidist.patience import stack
 
 if TYPE_CHECKING:
     from minidist.run import Run

@@ -136,6 +136,9 @@ class Observer:
     def woke(self, thread: threading.Thread) -> None:
         """Hear that a thread that waits for work has been given some."""
 
+    def ending(self) -> None:
+        """Hear that the calling thread tells nothing any more."""
+
     def verify(self) -> None:
         """Raise what is wrong with what was heard so far. Called where a run has ended well."""
 
@@ -328,6 +331,11 @@ def waiting(ready: Callable[[], bool]) -> None:
 def woke(thread: threading.Thread) -> None:
     for observer in watching:
         observer.woke(thread)
+
+
+def ending() -> None:
+    for observer in watching:
+        observer.ending()
 
 
 def verify() -> None:

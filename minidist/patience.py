@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,12 @@ log = logging.getLogger("minidist")
 REPORT_AFTER = 5.0  # seconds after which a peer that does not come is reported
 DEADLINE = 60.0  # seconds after which that is an error; of a run, or ten times the longest so far
 TICK = 0.05  # seconds between two looks of a waiting thread at signals and deadlines
+
+
+def stack(thread: threading.Thread) -> str:
+    """Return where a thread is now, for an error that names it."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)).rstrip() if frame else "  (it has ended)"
 
 
 class Waiting:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,6 +38,7 @@ class Worker:
 
     def __init__(self, number: int) -> None:
         self.abandoned = False
+        self.over = False  # whether it does nothing more
         self._posted = Fence(SPIN)
         self._job: Callable[[], None] | None = None
         self.thread = threading.Thread(
@@ -65,10 +64,13 @@ class Worker:
             self._posted.wait(jobs)
             job, self._job = self._job, None
             if job is _end:
-                return
+                break
             if job is not None:
                 job()
                 del job
+        self.over = True
+        if observe.watching:
+            observe.ending()
 
 
 class Pool:
@@ -128,13 +130,9 @@ class Pool:
         for worker in idle:
             worker.post(_end)
         for worker in idle:
+            if observe.watching:
+                observe.waiting(partial(getattr, worker, "over"))
             worker.thread.join()
-
-
-def stack(thread: threading.Thread) -> str:
-    """Return where a thread is now, for an error that names it."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)).rstrip() if frame else "  (it has ended)"
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

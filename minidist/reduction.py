@@ -252,9 +252,7 @@ class _Reduction:
             for parts in zip(*[term.parts for term in terms], strict=True)
         ]
         rows = [allocate_row([(device, kind) for kind in kinds]) for device in devices]
-        self._communicator.all_reduce(
-            sources, rows, scale=scale, threads=cores()
-        )
+        self._communicator.all_reduce(sources, rows, scale=scale, threads=cores())
         for term, arrays in zip(terms, zip(*rows, strict=True), strict=True):
             totals = [Tensor(array, d) for array, d in zip(arrays, devices, strict=True)]
             if term.after is not None:

@@ -32,9 +32,10 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from minidist import context, diagnosis, observe, tape
-from minidist.errors import HangError, MergeMismatchError, UsageError
+from minidist.errors import HangError, UsageError
 from minidist.kernels.rendezvous import Fence, Rendezvous
-from minidist.pool import SPIN, Pool, Worker, stack
+from minidist.patience import stack
+from minidist.pool import SPIN, Pool, Worker
 from minidist.regrouping import regroup
 from minidist.replica import Replica
 from minidist.structure import map_leaves

@@ -8,8 +8,10 @@
 | verbs.py | which arrays each verb of a device reads and writes |
 | handovers.py | how Python's own threads and queues hand over |
 | clocks.py | who does something, and what of it others have seen |
+| orders.py | where one sees what another did: streams, runs, meetings, hand-overs |
 | memory.py | who touched which bytes of a buffer last |
 | places.py | where in the program that was |
+| telling.py | methods that tell what they do |
 | checker.py | the observer that puts these together |
 | fuzz.py | threads take turns, chosen by a seed |
 

@@ -9,54 +9,28 @@ is no order.
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
-import threading
-import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from minidist import observe
-from minidist.checking.clocks import Actor, Clock, StreamActor, joined
+from minidist.checking.clocks import Actor, StreamActor
 from minidist.checking.handovers import HAND_OVERS
 from minidist.checking.memory import Buffer, Memory, owner_of, poison, span
+from minidist.checking.orders import Orders
 from minidist.checking.places import Access, Race, Stack, race, stack
 from minidist.checking.verbs import VERBS
 from minidist.device import known
+from minidist.device.cpu import ThreadEvent
 from minidist.errors import RaceError
+from minidist.patience import DEADLINE
 from minidist.variable import Copy
 
 log = logging.getLogger("minidist")
 
 
-class _Here(threading.local):
-    """Who the calling thread is, and for whom it works."""
-
-    def __init__(self) -> None:
-        self.actors: list[Actor] = []  # the thread itself, then streams whose work it does
-        self.submitted: list[Stack] = [()]
-        self.looking = False  # whether the checker itself is asking an event
-
-
-class _Meeting:
-    """What those who met have given, until all have taken it."""
-
-    def __init__(self, replicas: int) -> None:
-        self.clock: Clock = {}
-        self.merging: int | None = None
-        self.left = replicas
-
-
-class _Run:
-    """What a run's caller has given, and its replicas."""
-
-    def __init__(self, begin: Clock) -> None:
-        self.begin = begin
-        self.end: Clock = {}
-        self.meetings: dict[int, _Meeting] = {}
-
-
-class Checker(observe.Observer):
+class Checker(Orders):
     """Listens from `begin_checking` to `end_checking`; `races` are the ones found so far.
 
     Each pair of places is reported once: logged at once, raised by `verify`.
@@ -65,135 +39,17 @@ class Checker(observe.Observer):
     careful = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.races: list[Race] = []
         self._unraised: list[Race] = []
-        self._known: set[tuple[str, str]] = set()
-        self._lock = threading.RLock()  # the garbage collector may come in between
-        self._numbers = itertools.count()
-        self._here = _Here()
-        self._streams: weakref.WeakKeyDictionary[Any, StreamActor] = weakref.WeakKeyDictionary()
-        self._pieces: dict[tuple[int, int], tuple[Clock, Stack]] = {}
-        self._runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
-        self._given: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()
+        self._known: set[frozenset[str]] = set()
         self._memory = Memory()
-
-    # --- who
-
-    def _actor(self) -> Actor:
-        actors = self._here.actors
-        if not actors:
-            me = threading.get_ident()
-            main = me == threading.main_thread().ident
-            name = "the main thread" if main else f"thread {me}"
-            with self._lock:
-                actors.append(Actor(next(self._numbers), name))
-        return actors[-1]
-
-    def _stream(self, stream: Any) -> StreamActor:
-        actor = self._streams.get(stream)
-        if actor is None:
-            actor = self._streams[stream] = StreamActor(next(self._numbers), stream)
-        return actor
-
-    # --- streams and events
-
-    def submitted(self, stream: Any, position: int) -> None:
-        with self._lock:
-            key = self._stream(stream).number, position
-            self._pieces[key] = self._actor().give(), stack(3)
-
-    def begun(self, stream: Any, position: int) -> None:
-        self._actor()
-        with self._lock:
-            actor = self._stream(stream)
-            clock, where = self._pieces.pop((actor.number, position), (None, ()))
-            actor.take(clock)
-            actor.begin(position)
-        self._here.actors.append(actor)
-        self._here.submitted.append(where)
-
-    def done(self, stream: Any, position: int) -> None:
-        if len(self._here.actors) > 1:
-            self._here.actors.pop()
-            self._here.submitted.pop()
-            with self._lock:
-                self._stream(stream).end(position)
-
-    def waited(self, event: Any) -> None:
-        if self._here.looking:
-            return
-        with self._lock:
-            self._actor().take(self._stream(event.stream).after(event.position))
-
-    # --- runs and meetings
-
-    def posted(self, run: Any) -> None:
-        self._runs[run] = _Run(self._actor().give())
-
-    def started(self, run: Any, replica: int) -> None:
-        heard = self._runs.get(run)
-        if heard is not None:
-            self._actor().take(heard.begin)
-
-    def ended(self, run: Any, replica: int) -> None:
-        heard = self._runs.get(run)
-        if heard is not None:
-            with self._lock:
-                heard.end = joined(heard.end, self._actor().give())
-
-    def joined(self, run: Any) -> None:
-        heard = self._runs.get(run)
-        if heard is not None:
-            self._actor().take(heard.end)
-
-    def arrived(self, run: Any, replica: int, meeting: int) -> None:
-        heard = self._runs.get(run)
-        if heard is not None:
-            with self._lock:
-                place = heard.meetings.setdefault(meeting, _Meeting(run.n))
-                place.clock = joined(place.clock, self._actor().give())
-
-    def met(self, run: Any, replica: int, meeting: int) -> None:
-        heard = self._runs.get(run)
-        if heard is not None:
-            with self._lock:
-                place = heard.meetings[meeting]
-                place.merging = replica
-                self._actor().take(place.clock)
-
-    def released(self, run: Any, replica: int, meeting: int) -> None:
-        heard = self._runs.get(run)
-        if heard is None:
-            return
-        with self._lock:
-            place = heard.meetings[meeting]
-            if replica == place.merging:
-                place.clock = self._actor().give()
-            else:
-                self._actor().take(place.clock)
-            place.left -= 1
-            if not place.left:
-                del heard.meetings[meeting]
-
-    # --- hand-overs of other kinds
-
-    def gave(self, key: Any) -> None:
-        with self._lock:
-            self._given[key] = joined(self._given.get(key, {}), self._actor().give())
-
-    def took(self, key: Any) -> None:
-        with self._lock:
-            actor = self._actor()
-            actor.take(self._given.get(key))
-            if isinstance(key, threading.Thread) and key.ident == threading.get_ident():  # it begins
-                actor.name = f"thread {key.name!r}"
 
     # --- memory
 
     def accessed(self, reads: Sequence[Any], writes: Sequence[Any], what: str) -> None:
-        actor = self._actor()
-        access = Access(actor, what, stack(3), self._here.submitted[-1])
         with self._lock:
+            access = Access(self._actor(), what, stack(3), self._here.submitted[-1])
             for array in reads:
                 self._access(array, access, False)
             for array in writes:
@@ -243,15 +99,17 @@ class Checker(observe.Observer):
             self._here.looking = False
 
     def given_back(self, array: Any, events: Sequence[Any], shared: bool) -> None:
-        with self._lock:
-            buffer = self._memory.buffer(array)
-            actor = self._actor()
-            if shared:  # the views are gone, and with them those who read through them
-                buffer.forget_reads()
-            buffer.events = tuple(events)
-            buffer.freed = Access(actor, "release", stack(3), self._here.submitted[-1])
-            buffer.released = actor.give()
-            self._poison(buffer, array)
+        self._lock.later(partial(self._given_back, array, events, shared, stack(3)))
+
+    def _given_back(self, array: Any, events: Sequence[Any], shared: bool, where: Stack) -> None:
+        buffer = self._memory.buffer(array)
+        actor = self._actor()
+        if shared:  # the views are gone, and with them those who read through them
+            buffer.forget_reads()
+        buffer.events = tuple(events)
+        buffer.freed = Access(actor, "release", where, self._here.submitted[-1])
+        buffer.released = actor.give()
+        self._poison(buffer, array)
 
     def leased(self, array: Any) -> None:
         with self._lock:
@@ -275,11 +133,11 @@ class Checker(observe.Observer):
 
     def _report(self, array: Any, first: tuple[Access, str], second: tuple[Access, str]) -> None:
         lines = first[0].line(), second[0].line()
-        if lines in self._known:
+        if frozenset(lines) in self._known:
             return
-        self._known.add(lines)
-        found = race(_memory_name(array), *(access.told(kind) for access, kind in (first, second)),
-                     lines, _cure(first, second))
+        self._known.add(frozenset(lines))
+        told = [access.told(kind) for access, kind in (first, second)]
+        found = race(_memory_name(array), told, lines, _cure(first, second))
         self.races.append(found)
         self._unraised.append(found)
         log.error("%s", found)
@@ -293,13 +151,13 @@ class Checker(observe.Observer):
     # --- from when to when
 
     def begin_checking(self) -> None:
-        for device in known():
-            device.synchronize()  # what they still had to do was never heard of
+        _finish()  # what was given before was not heard of
         VERBS.begin()
         HAND_OVERS.begin()
         observe.attach(self)
 
     def end_checking(self) -> None:
+        _finish()
         observe.detach(self)
         HAND_OVERS.end()
         VERBS.end()
@@ -336,6 +194,15 @@ class check:
             self.verify()
 
 
+def _finish() -> None:
+    """Let all streams do what they were given; that it fails, those hear who wait for it."""
+    for device in known():
+        for stream in device.streams:
+            event = stream.record()
+            if isinstance(event, ThreadEvent):
+                event.stream.finished.wait(event.position, DEADLINE)
+
+
 def _kind(writes: bool) -> str:
     return "write" if writes else "read"
 
@@ -359,16 +226,13 @@ def _cure(first: tuple[Access, str], second: tuple[Access, str]) -> str:
             "Release a lease after its last use, or after the events of those who still use its "
             "buffer"
         )
-    streams = [access.actor for access, _ in (first, second) if isinstance(access.actor, StreamActor)]
-    if streams:
-        return (
-            f"Let the second wait for the first: take {streams[0].name}'s event by record() after "
-            "the work was given, and wait for it"
-            if isinstance(first[0].actor, StreamActor)
-            else "Do the first before the work of the second is given to the stream, or let it "
-            "wait for the stream's event"
-        )
+    for access, _ in (first, second):
+        if isinstance(access.actor, StreamActor):
+            return (
+                f"Take an event of {access.actor.name} by record() after its work was given, and "
+                "let the other wait for it; or do the other before the work is given"
+            )
     return (
-        "Meet between the two (merge_call), hand over by a StagingArea, a queue or a thread's join, "
-        "or give each its own memory"
+        "Meet between the two (merge_call), hand over by a StagingArea, a queue or a thread's "
+        "join, or give each its own memory"
     )

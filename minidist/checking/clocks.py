@@ -43,12 +43,13 @@ class Actor:
 class StreamActor(Actor):
     """A stream. `position` is the number of the piece of work that it does."""
 
-    __slots__ = ("_done", "position", "stream")
+    __slots__ = ("_done", "_first", "position", "stream")
 
     def __init__(self, number: int, stream: Any) -> None:
         super().__init__(number, f"the {stream.role} stream of {stream.device.short}")
         self.stream = stream
         self.position = 0
+        self._first = 0  # piece of which the end was heard
         self._done: deque[tuple[int, Clock]] = deque(maxlen=KEPT)
 
     def begin(self, position: int) -> None:
@@ -57,16 +58,19 @@ class StreamActor(Actor):
         self.clock = {**self.clock, self.number: self.time}
 
     def end(self, position: int) -> None:
+        if not self._done:
+            self._first = position
         self._done.append((position, self.clock))
 
     def after(self, position: int) -> Clock | None:
-        """Return the clock at the end of a piece, or of the first one after it that is known."""
-        known = None
-        for number, clock in reversed(self._done):
-            if number < position:
-                break
-            known = clock
-        return known
+        """Return the clock at the end of a piece; None where nobody listened then.
+
+        Of one that is too long ago to be known it is that of the first one after it that is.
+        """
+        if not self._done or position < self._first:
+            return None
+        oldest = self._done[0][0]
+        return self._done[max(0, position - oldest)][1] if position <= self._done[-1][0] else None
 
 
 def joined(a: Clock, b: Clock) -> Clock:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from minidist import observe
+from minidist.checking.handovers import HAND_OVERS
 from minidist.checking.verbs import VERBS
 
 PATIENCE = 0.25
@@ -30,9 +31,10 @@ PATIENCE = 0.25
 class _Thread:
     """A thread that takes turns. What it waits for, if it does, is `ready`."""
 
-    __slots__ = ("go", "ready")
+    __slots__ = ("go", "number", "ready")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.go = threading.Semaphore(0)
         self.ready: Callable[[], bool] = _always
 
@@ -50,12 +52,14 @@ class fuzz(observe.Observer):
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._threads: dict[int, _Thread] = {}  # by ident, in the order in which they came
+        self._count = 0  # threads that came
         self._turn: int | None = None
 
     def __enter__(self) -> fuzz:
         self._turn = threading.get_ident()
-        self._threads[self._turn] = _Thread()
+        self._came(self._turn)
         VERBS.begin()
+        HAND_OVERS.begin()
         observe.attach(self)
         return self
 
@@ -65,7 +69,9 @@ class fuzz(observe.Observer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._point(self._others_wait)  # streams may have work that nobody has waited for
         observe.detach(self)
+        HAND_OVERS.end()
         VERBS.end()
         with self._lock:
             self._let_all_go()
@@ -79,9 +85,7 @@ class fuzz(observe.Observer):
         with self._lock:
             if self._turn is None:
                 return
-            mine = self._threads.get(me)
-            if mine is None:
-                mine = self._threads[me] = _Thread()
+            mine = self._threads.get(me) or self._came(me)
             if self._turn == me:
                 if mine.ready is _arriving:  # chosen before it came
                     mine.ready = _always
@@ -100,6 +104,16 @@ class fuzz(observe.Observer):
                     return
             steps = len(self.order)
 
+    def _others_wait(self) -> bool:
+        return not any(
+            thread.ready() for thread in self._threads.values() if thread.ready != self._others_wait
+        )
+
+    def _came(self, ident: int) -> _Thread:
+        thread = self._threads[ident] = _Thread(self._count)
+        self._count += 1
+        return thread
+
     def _next(self) -> int | None:
         """Choose who goes on, and wake it; the lock is held."""
         able = [ident for ident, thread in self._threads.items() if thread.ready()]
@@ -108,8 +122,8 @@ class fuzz(observe.Observer):
             self._let_all_go()
             return threading.get_ident()
         before, self._turn = self._turn, self._random.choice(able)
-        self.order.append(list(self._threads).index(self._turn))
         thread = self._threads[self._turn]
+        self.order.append(thread.number)
         if thread.ready is not _arriving and self._turn != before:
             thread.go.release()
         return self._turn
@@ -131,9 +145,14 @@ class fuzz(observe.Observer):
         with self._lock:
             ident = thread.ident
             if self._turn is not None and ident is not None and ident not in self._threads:
-                self._threads[ident] = _Thread()
-                self._threads[ident].ready = _arriving
+                self._came(ident).ready = _arriving
         self._point(_always)
+
+    def ending(self) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            if self._threads.pop(me, None) is not None and self._turn == me:
+                self._next()
 
     def accessed(self, reads: Sequence[Any], writes: Sequence[Any], what: str) -> None:
         self._point(_always)

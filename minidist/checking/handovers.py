@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -33,21 +34,38 @@ def _takes(method: Method) -> Method:
     return told
 
 
+_running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
 def _starts(method: Method) -> Method:
     def told(self: threading.Thread) -> None:
         run = self.run
 
         def told_run() -> None:
-            del self.run  # type: ignore[method-assign]
+            del self.run
             observe.took(self)
             try:
                 run()
             finally:
                 observe.gave(self)
+                _running.discard(self)
+                observe.ending()
 
         self.run = told_run  # type: ignore[method-assign]
+        _running.add(self)
         observe.gave(self)
         method(self)
+        observe.woke(self)
+
+    return told
+
+
+def _joins(method: Method) -> Method:
+    def told(self: threading.Thread, timeout: float | None = None) -> None:
+        observe.waiting(lambda: self not in _running)
+        method(self, timeout)
+        if self not in _running:
+            observe.took(self)
 
     return told
 
@@ -55,7 +73,7 @@ def _starts(method: Method) -> Method:
 HAND_OVERS = Telling(
     [
         (threading.Thread, "start", _starts),
-        (threading.Thread, "join", _takes),
+        (threading.Thread, "join", _joins),
         (threading.Event, "set", _gives),
         (threading.Event, "wait", _takes),
         (threading.Event, "is_set", _takes),

@@ -37,13 +37,13 @@ class Access:
 
     def line(self) -> str:
         """Return the place in the user's program, or where there is none minidist's."""
-        lines = [_line(call) for call in (*self.stack, *self.submitted)]
-        return next((line for line in lines if not line.startswith(PACKAGE)), lines[0])
+        calls = (*self.stack, *self.submitted)
+        return _line(next((call for call in calls if _is_users(call)), calls[0]))
 
     def told(self, kind: str) -> str:
         """Return who did it, and the stack in a few lines."""
         who = self.actor.name if self.submitted else _named(self.who, self.actor.name)
-        text = f"{kind} by {who}, in {self.verb}:\n{_short(self.stack)}"
+        text = f"a {kind} by {who}, in {self.verb}:\n{_short(self.stack)}"
         if self.submitted:
             text += f"\n    which was given this work at\n{_short(self.submitted)}"
         return text
@@ -68,7 +68,7 @@ class Race:
 def stack(skip: int) -> Stack:
     """Return the calls that led here, without the innermost `skip`."""
     frame = sys._getframe(skip + 1)
-    found = []
+    found: list[tuple[CodeType, int]] = []
     while len(found) < DEPTH:
         found.append((frame.f_code, frame.f_lasti))
         outer = frame.f_back
@@ -86,8 +86,8 @@ def who() -> tuple[Any, ...]:
     return (frame.replica_id, frame.device.short, frame.replica is None)
 
 
-def race(what: str, first: str, second: str, lines: tuple[str, str], cure: str) -> Race:
-    report = f"nothing orders two accesses to {what}\n  a {first}\n  a {second}\n  {cure}"
+def race(what: str, told: Sequence[str], lines: tuple[str, str], cure: str) -> Race:
+    report = "\n  ".join([f"nothing orders two accesses to {what}", *told, cure])
     return Race(what, lines, report)
 
 
@@ -102,9 +102,14 @@ def _named(who: tuple[Any, ...], thread: str) -> str:
 
 def _short(calls: Stack) -> str:
     """Return the lines of a stack that say most: the user's first, then the innermost."""
-    outside = [i for i, (code, _) in enumerate(calls) if not code.co_filename.startswith(PACKAGE)]
-    chosen = outside[:1] + [i for i in range(min(SHOWN, len(calls))) if i not in outside[:1]]
-    return "\n".join(f"      {_line(calls[i])} in {calls[i][0].co_name}{_text(calls[i])}" for i in chosen)
+    users = [call for call in calls if _is_users(call)][:1]
+    chosen = users + [call for call in calls[:SHOWN] if call not in users]
+    return "\n".join(f"      {_line(call)} in {call[0].co_name}{_text(call)}" for call in chosen)
+
+
+def _is_users(call: tuple[CodeType, int]) -> bool:
+    """Whether a call is in the user's program: not in minidist, nor where threads begin."""
+    return not call[0].co_filename.startswith((PACKAGE, threading.__file__))
 
 
 def _line(call: tuple[CodeType, int]) -> str:

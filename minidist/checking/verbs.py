@@ -68,7 +68,8 @@ def _telling(name: str, written: dict[int | str, bool]) -> Any:
                 return verb(self, *args, **kwargs)
             reads: list[Any] = []
             writes: list[Any] = []
-            for place, value in (*enumerate(args), *kwargs.items()):
+            places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+            for place, value in places:
                 if isinstance(value, np.ndarray | list | tuple):
                     found = list(_arrays(value))
                     reads_too = written.get(place)

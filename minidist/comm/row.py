@@ -56,13 +56,24 @@ def tell(by: Sequence[Device], destinations: Sequence[Row], sources: Sequence[Ro
     Array t of every source is read, and that of every destination written, by the device by[t].
     """
     moved: Counter[tuple[str, str]] = Counter()
-    by = tuple(by)
     for rows, reads in ((sources, True), (destinations, False)):
         for row in rows:
-            if row.devices == by:
-                continue
-            for device, home, array in zip(by, row.devices, row, strict=True):
+            for home, device, nbytes in _ways(row, by):
                 ends = (home.short, device.short) if reads else (device.short, home.short)
-                moved[ends] += array.nbytes
+                moved[ends] += nbytes
     for (source, destination), nbytes in moved.items():
         observe.moved(source, destination, nbytes, "sums")
+
+
+def _ways(row: Row, by: Sequence[Device]) -> list[tuple[Device, Device, int]]:
+    """Return between which devices how many bytes go, the same two once where all are."""
+    homes, count = row.devices, len(row)
+    if count and homes.count(homes[0]) == by.count(by[0]) == count:
+        if homes[0] is by[0]:
+            return []
+        return [(homes[0], by[0], sum([array.nbytes for array in row]))]
+    return [
+        (home, device, array.nbytes)
+        for home, device, array in zip(homes, by, row, strict=True)
+        if home is not device
+    ]

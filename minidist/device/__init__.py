@@ -22,7 +22,18 @@ from minidist.device.cpu import CpuDevice, Host
 from minidist.device.lease import Lease
 from minidist.errors import UsageError
 
-__all__ = ["ALIGNMENT", "Array", "Device", "Event", "Lease", "Stream", "devices", "get", "host", "known"]
+__all__ = [
+    "ALIGNMENT",
+    "Array",
+    "Device",
+    "Event",
+    "Lease",
+    "Stream",
+    "devices",
+    "get",
+    "host",
+    "known",
+]
 
 _KINDS = {"cpu": CpuDevice}
 _known: dict[str, Device] = {}

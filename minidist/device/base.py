@@ -9,7 +9,6 @@ can wait for it. That is all the ordering there is between streams.
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from minidist.device.lease import Lease, Pool
 from minidist.dtypes import as_dtype
 from minidist.errors import HangError, UsageError
+from minidist.patience import DEADLINE
 
 if TYPE_CHECKING:
     from minidist.device.ops import Ops
@@ -37,10 +37,11 @@ class Event(ABC):
         """Whether all work before it has been done."""
 
     @abstractmethod
-    def wait(self, timeout: float = math.inf) -> None:
+    def wait(self, timeout: float = DEADLINE) -> None:
         """Block the calling thread until it has happened.
 
-        Raises HangError after `timeout` seconds, and whatever the stream's work has raised.
+        Raises HangError after `timeout` seconds (math.inf: never), and whatever the stream's work
+        has raised.
         """
 
 
@@ -64,14 +65,14 @@ class Stream(ABC):
         """Return the event of having done everything given so far."""
 
     @abstractmethod
-    def wait(self, event: Event, timeout: float = math.inf) -> None:
+    def wait(self, event: Event, timeout: float = DEADLINE) -> None:
         """Let what is given from now on start only after `event`, of any stream or device.
 
         A stream whose work the calling thread does itself blocks; then the event's `wait` says
         what is raised.
         """
 
-    def synchronize(self, timeout: float = math.inf) -> None:
+    def synchronize(self, timeout: float = DEADLINE) -> None:
         """Block the calling thread until everything given so far is done."""
         self.record().wait(timeout)
 
@@ -147,12 +148,17 @@ class Device(ABC):
                 self._streams[role] = self._new_stream(role)
             return self._streams[role]
 
-    def synchronize(self, timeout: float = math.inf) -> None:
+    @property
+    def streams(self) -> list[Stream]:
+        """Those that were asked for so far."""
+        return list(self._streams.values())
+
+    def synchronize(self, timeout: float = DEADLINE) -> None:
         """Block the calling thread until all streams of this device have done what they were given.
 
         Raises HangError after `timeout` seconds.
         """
-        for stream in list(self._streams.values()):
+        for stream in self.streams:
             stream.synchronize(timeout)
 
     def trim(self) -> None:
@@ -176,9 +182,9 @@ class Device(ABC):
         return f"<Device {self.name}>"
 
 
-def hang(stream: Stream, timeout: float) -> HangError:
-    """Return the error for a stream that was waited for too long."""
+def hang(stream: Stream, timeout: float, where: str) -> HangError:
+    """Return the error for a stream that was waited for too long and is at `where`."""
     return HangError(
         f"the {stream.role} stream of {stream.device.short} did not finish its work within "
-        f"{timeout:g} s; look at what was submitted to it last"
+        f"{timeout:g} s; it is now at\n{where}"
     )

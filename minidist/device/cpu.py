@@ -26,7 +26,7 @@ from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream, hang
 from minidist.device.cpu_ops import CpuOps
 from minidist.dtypes import as_dtype
 from minidist.kernels.rendezvous import Fence
-from minidist.patience import TICK
+from minidist.patience import DEADLINE, TICK, stack
 
 SPIN = 100e-6  # seconds that a thread polls for a stream's event before it sleeps
 LARGE = 1 << 20  # bytes from which on an array has pages of its own
@@ -113,7 +113,7 @@ class _Done(Event):
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout: float = math.inf) -> None:
+    def wait(self, timeout: float = DEADLINE) -> None:
         pass
 
 
@@ -127,7 +127,7 @@ class _InlineStream(Stream):
     def record(self) -> Event:
         return _DONE
 
-    def wait(self, event: Event, timeout: float = math.inf) -> None:
+    def wait(self, event: Event, timeout: float = DEADLINE) -> None:
         event.wait(timeout)
 
 
@@ -141,7 +141,9 @@ class _Spell:
         self.failure: BaseException | None = None
 
 
-class _ThreadEvent(Event):
+class ThreadEvent(Event):
+    """A position in a stream that has a thread: the number of the last piece of work before it."""
+
     __slots__ = ("_spell", "position", "stream")
 
     def __init__(self, stream: _ThreadStream, position: int, spell: _Spell) -> None:
@@ -155,7 +157,7 @@ class _ThreadEvent(Event):
             observe.waited(self)
         return done
 
-    def wait(self, timeout: float = math.inf) -> None:
+    def wait(self, timeout: float = DEADLINE) -> None:
         if not observe.watching:
             self._wait(timeout)
             return
@@ -174,7 +176,7 @@ class _ThreadEvent(Event):
         while not self.stream.finished.wait(self.position, min(TICK, left)):
             left = deadline - time.monotonic()
             if left <= 0:
-                raise hang(self.stream, timeout)
+                raise hang(self.stream, timeout, stack(self.stream.thread))
         failure = self._spell.failure
         if failure is not None and self.position >= self._spell.failed_at:
             self.stream.told(self._spell)
@@ -208,10 +210,10 @@ class _ThreadStream(Stream):
         self._queue: deque[tuple[int, Callable[[], object], _Spell]] = deque()
         self._lock = observe.Lock()  # reentrant: the garbage collector may call what submits
         self._spell = _Spell()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._loop, name=f"minidist {device.short} {role} stream", daemon=True
         )
-        self._thread.start()
+        self.thread.start()
 
     def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
         with self._lock:
@@ -226,16 +228,16 @@ class _ThreadStream(Stream):
                 self._queue.append((self._given, work, self._spell))
                 self._handed_over.advance()
                 if observe.watching:
-                    observe.woke(self._thread)
+                    observe.woke(self.thread)
 
     def record(self) -> Event:
-        event = _ThreadEvent(self, self._given, self._spell)
+        event = ThreadEvent(self, self._given, self._spell)
         if observe.watching:
             observe.recorded(event)
         return event
 
-    def wait(self, event: Event, timeout: float = math.inf) -> None:
-        if isinstance(event, _ThreadEvent) and event.stream is self:
+    def wait(self, event: Event, timeout: float = DEADLINE) -> None:
+        if isinstance(event, ThreadEvent) and event.stream is self:
             return
         self.submit(lambda: event.wait(timeout), brief=event.done())
 
@@ -247,7 +249,7 @@ class _ThreadStream(Stream):
 
     def end(self) -> None:
         self._handed_over.lift()
-        self._thread.join()
+        self.thread.join()
 
     def _has(self, pieces: int) -> bool:
         return self._handed_over.value >= pieces

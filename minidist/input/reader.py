@@ -25,7 +25,7 @@ from typing import Any
 from minidist import context, observe
 from minidist.errors import ForkError, HangError
 from minidist.kernels.rendezvous import Fence
-from minidist.pool import stack
+from minidist.patience import stack
 
 log = logging.getLogger("minidist")
 

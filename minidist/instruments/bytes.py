@@ -8,7 +8,7 @@ apart.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -18,6 +18,7 @@ from minidist.device import host
 from minidist.patience import DEADLINE
 from minidist.strategy import Strategy
 
+MANY = 10_000  # what is heard is added up at the latest then
 POLICY = ("reads", "sums")  # what a policy moves; see Observer.moved for what else there is
 
 
@@ -32,6 +33,7 @@ class Bytes(observe.Observer):
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
+        self._heard: deque[tuple[str, str, str, int]] = deque()  # and not yet added up
         self._counts: Counter[tuple[str, str]] = Counter()  # by what, and by link
         self._batches: Counter[str] = Counter()  # by link
         self._lock = threading.Lock()
@@ -82,6 +84,7 @@ class Bytes(observe.Observer):
 
         They are not counted by steps, since batches are placed ahead of the steps that use them.
         """
+        self._add_up()
         with self._lock:
             return {
                 link: per_step(self._counts["input", link], batches)
@@ -91,10 +94,12 @@ class Bytes(observe.Observer):
     @property
     def others(self) -> dict[str, dict[str, float]]:
         """Bytes per step by link of what is neither, by what it is: "values", "rows", "staging"."""
+        self._add_up()
         kinds = {what for what, _ in self._counts} - {*POLICY, "input"}
         return {what: self._per_step((what,), max(1, self.steps)) for what in sorted(kinds)}
 
     def _per_step(self, kinds: tuple[str, ...], steps: int) -> dict[str, float]:
+        self._add_up()
         total: Counter[str] = Counter()
         with self._lock:
             for (what, link), nbytes in self._counts.items():
@@ -109,11 +114,18 @@ class Bytes(observe.Observer):
     # --- what is heard
 
     def moved(self, source: str, destination: str, nbytes: int, what: str) -> None:
-        link = f"{source}->{destination}"
+        self._heard.append((source, destination, what, nbytes))  # which takes no lock
+        if len(self._heard) > MANY:
+            self._add_up()
+
+    def _add_up(self) -> None:
         with self._lock:
-            self._counts[what, link] += nbytes
-            if what == "input":  # told once for each batch
-                self._batches[link] += 1
+            while self._heard:
+                source, destination, what, nbytes = self._heard.popleft()
+                link = f"{source}->{destination}"
+                self._counts[what, link] += nbytes
+                if what == "input":  # told once for each batch
+                    self._batches[link] += 1
 
 
 def per_step(nbytes: int, steps: int) -> float:

@@ -13,12 +13,13 @@ A replica's gradient is taken to come from what the replica has read last.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from contextlib import AbstractContextManager
 from typing import Any
 
 from minidist import observe
 
+MANY = 10_000  # what is heard is counted at the latest then
 BAR = 40  # characters
 
 
@@ -32,6 +33,7 @@ class Staleness(observe.Observer):
     """
 
     def __init__(self) -> None:
+        self._heard: deque[int] = deque()  # and not yet counted
         self._ages: Counter[int] = Counter()
         self._lock = threading.Lock()
         self._watching: AbstractContextManager[None] | None = None
@@ -48,12 +50,19 @@ class Staleness(observe.Observer):
     @property
     def histogram(self) -> dict[int, int]:
         """How often each age occurred, from the lowest age."""
+        self._count()
         with self._lock:
             return dict(sorted(self._ages.items()))
 
     def applied(self, variable: str, replica: int, age: int) -> None:
+        self._heard.append(age)  # which takes no lock
+        if len(self._heard) > MANY:
+            self._count()
+
+    def _count(self) -> None:
         with self._lock:
-            self._ages[age] += 1
+            while self._heard:
+                self._ages[self._heard.popleft()] += 1
 
     def __str__(self) -> str:
         return "\n".join(bars(self.histogram)) or "nothing was applied"

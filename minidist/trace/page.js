@@ -94,6 +94,8 @@ for (const event of trace.traceEvents) {
   if (event.ph === "s") arrows.set(event.id, { kind: event.cat, from: event });
   if (event.ph === "f") arrows.get(event.id).to = event;
 }
+for (const [tid, lane] of lanes) if (!lane.spans.length) lanes.delete(tid);
+for (const [id, { from, to }] of arrows) if (!lanes.has(from.tid) || !lanes.has(to.tid)) arrows.delete(id);
 for (const lane of lanes.values()) {
   const open = [];
   lane.spans.sort((a, b) => a.ts - b.ts || b.dur - a.dur);

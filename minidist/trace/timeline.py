@@ -46,7 +46,10 @@ class Timeline(observe.Observer):
 
     def begin(self, kind: str, name: str, about: dict[str, Any]) -> _Entry:
         entry = [kind, name, about, perf_counter_ns(), 0]
-        self._buffer().append(entry)
+        try:  # as `_buffer` does, but sooner
+            self._local.buffer.append(entry)
+        except AttributeError:
+            self._buffer().append(entry)
         return entry
 
     def end(self, token: _Entry) -> None:

@@ -188,6 +188,9 @@ class VariableMgr:
         if isinstance(self.combine, MeetingOfAll):
             combined = replica.merge_call(_meet, self, contribution)
         else:
+            run = context.frame().run
+            if run is not None:
+                run.check()  # one that was abandoned trains no model any more
             combined = self.combine.combine(contribution, replica.replica_id)
             if optimizer.must_be_finite:
                 finite = None if combined is None else combined.finite()

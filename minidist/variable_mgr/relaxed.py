@@ -73,7 +73,7 @@ class LastStep(MeetingOfAll):
 
         One factor is for all: that of all that was left, unless it comes from several steps.
         """
-        kept = [left.pop(v, None) or self._loaded.pop(v, ZEROS) for v in group.variables]
+        kept = [left.pop(v) if v in left else self._loaded.pop(v, ZEROS) for v in group.variables]
         used = [i for i, each in enumerate(kept) if each is ZEROS or each.array is not None]
         if not used:
             return None

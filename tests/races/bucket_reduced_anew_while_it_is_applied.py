@@ -1,4 +1,4 @@
-"""The next step's sum goes into the bucket that the replicas still apply: one bucket, not two by turns."""
+"""The next step's sum goes into the bucket that the replicas still apply: there is but one."""
 
 import numpy as np
 

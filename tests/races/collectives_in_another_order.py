@@ -1,4 +1,4 @@
-"""Two replicas reduce the same two values in another order: sums of what does not belong together."""
+"""Two replicas reduce the same two values in another order: they sum apples and pears."""
 
 import minidist as md
 from minidist.errors import MergeMismatchError

@@ -1,4 +1,4 @@
-"""A sum on the communication stream waits for the wrong stream: not the one that copies its source."""
+"""A sum waits for the wrong stream: not for the one that copies its source."""
 
 import numpy as np
 

@@ -19,8 +19,10 @@ def program(joins_first):
             reader.start()
             if joins_first:
                 reader.join()
-            replica.merge_call(clear, value)
-            reader.join()
+            try:
+                replica.merge_call(clear, value)
+            finally:
+                reader.join()
 
         strategy.run(step)
 

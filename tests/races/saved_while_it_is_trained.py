@@ -20,8 +20,10 @@ def program(waits):
         saving.start()
         if waits:
             saving.join()
-        strategy.run(step)
-        saving.join()
+        try:
+            strategy.run(step)
+        finally:
+            saving.join()
 
 
 def bug():

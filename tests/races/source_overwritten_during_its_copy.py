@@ -1,4 +1,4 @@
-"""What was put into a staging area with `unchanged=True` is changed before the event that `put` gives."""
+"""What was put with `unchanged=True` is changed before the event that `put` gives."""
 
 import minidist as md
 

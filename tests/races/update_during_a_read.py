@@ -1,4 +1,4 @@
-"""A parameter server's only copy is updated by one replica, outside a meeting, while another fetches it."""
+"""A replica updates a parameter server's only copy, outside a meeting; another fetches it."""
 
 import minidist as md
 
