@@ -5,7 +5,9 @@ PYTHON ?= python3
 BIN    := .venv/bin
 CORE   := setup.py pyproject.toml $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h)
 
-.PHONY: all bench test lint wheel clean
+SANITIZE := -fsanitize=thread -g
+
+.PHONY: all bench test tsan lint wheel clean
 
 all: .venv/core
 
@@ -14,6 +16,19 @@ bench: .venv/core          ## the main job; ARGS="--num_devices=4" adds flags
 
 test: .venv/test           ## every test that needs no GPU; ARGS="-k replica" adds options
 	$(BIN)/python -m pytest $(ARGS)
+
+tsan: .venv/test           ## the compiled core under GCC's thread sanitizer; five minutes
+	rm -rf build/tsan && mkdir -p build/tsan
+	cp -r kernels minidist setup.py pyproject.toml README.md LICENSE build/tsan
+	rm -f build/tsan/kernels/*.so
+	cd build/tsan && CFLAGS="$(SANITIZE)" CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
+		$(abspath $(BIN))/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m zipfile -e build/tsan/dist/*.whl build/tsan/lib
+	TSAN_OPTIONS="log_path=$(CURDIR)/build/tsan/report" LD_PRELOAD=$$(g++ -print-file-name=libtsan.so) \
+		PYTHONSAFEPATH=1 PYTHONPATH=build/tsan/lib OPENBLAS_NUM_THREADS=1 setarch -R \
+		$(BIN)/python -m pytest --timeout 600 -k "not fork" tests/test_rendezvous.py \
+		$(wildcard tests/test_kernels_*.py) $(ARGS)
+	! cat build/tsan/report.* 2> /dev/null
 
 lint: .venv/lint           ## style and types
 	$(BIN)/ruff check .

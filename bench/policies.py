@@ -26,6 +26,7 @@ import minidist as md
 from minidist.train import train_step
 
 ROUNDS = 9
+GROWTH_ROUNDS = 5
 POLICIES = {
     "independent": ("independent", {}),
     "parameter_server": ("parameter_server", {}),
@@ -67,10 +68,12 @@ def touched(policy: str, n: int, size: int) -> int:
     return update + (n + 1) * size + n * 2 * size
 
 
-def copy_speed(size: int) -> float:
-    """Return bytes touched per second by one thread's copy of arrays as large as the model."""
-    source, destination = np.ones(size // 4, np.float32), np.ones(size // 4, np.float32)
-    return 2 * size / seconds(lambda: np.copyto(destination, source), 15)
+SOURCE, DESTINATION = np.ones(1 << 25, np.float32), np.ones(1 << 25, np.float32)  # 128 MiB each
+
+
+def copy_speed() -> float:
+    """Return bytes touched per second by one thread's copy of arrays that no cache holds."""
+    return 2 * SOURCE.nbytes / seconds(lambda: np.copyto(DESTINATION, SOURCE), 3)
 
 
 class Job:
@@ -121,8 +124,8 @@ def growth(arguments: argparse.Namespace) -> None:
         jobs = {policy: Job(policy, n, "mlp", (28, 28, 1), 8) for policy in POLICIES}
         extra: dict[str, list[float]] = {policy: [] for policy in POLICIES}
         speeds = []
-        for round_ in range(ROUNDS + 1):
-            speeds.append(copy_speed(alone.size))
+        for round_ in range(GROWTH_ROUNDS + 1):
+            speeds.append(copy_speed())
             for policy, job in jobs.items():
                 base = seconds(alone.compute, 5)
                 cost = seconds(job.step, 5) - base

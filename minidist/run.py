@@ -348,9 +348,9 @@ class Run:
                 if payload[0] is not fn:
                     diagnosis.check_same(self, [each[0] for each in payloads])
                     break
-            if any([payload[1] for payload in payloads]):
+            if any(payload[1] for payload in payloads):
                 args = regroup([payload[1] for payload in payloads], devices=self._devices)
-            if any([payload[2] for payload in payloads]):
+            if any(payload[2] for payload in payloads):
                 kwargs = regroup([payload[2] for payload in payloads], devices=self._devices)
             return fn(self.strategy, *args, **kwargs)
         except Stopped:

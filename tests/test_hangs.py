@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,7 @@ def test_it_does_while_races_are_looked_for(name):
     program = load(GALLERY[name])
     with md.check(), pytest.raises(program.error[0]):
         program.hang()
+
+
+if __name__ == "__main__":
+    load(GALLERY[sys.argv[1]]).hang()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,8 @@ def test_nothing_checks_when_nobody_asks(name):
     program = load(GALLERY[name])
     if not hasattr(program, "error"):
         program.bug()
+
+
+if __name__ == "__main__":
+    with md.check():
+        load(GALLERY[sys.argv[1]]).bug()

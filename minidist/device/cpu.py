@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -183,16 +181,6 @@ class ThreadEvent(Event):
             raise failure
 
 
-def _go_last() -> None:
-    """Let this thread run where a core has nothing better to do: copies lie in others' shadow.
-
-    With a core for each replica and none to spare, a copy would else delay one of them, and all
-    others would wait for that.
-    """
-    if sys.platform == "linux":  # elsewhere a priority is the whole process's
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
 class _ThreadStream(Stream):
     """A stream with a thread of its own.
 
@@ -255,8 +243,6 @@ class _ThreadStream(Stream):
         return self._handed_over.value >= pieces
 
     def _loop(self) -> None:
-        if self.role == "copy":
-            _go_last()
         pieces = 0
         while True:
             pieces += 1
