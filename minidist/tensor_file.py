@@ -61,8 +61,8 @@ NAMES = {theirs: (ours, size) for ours, (theirs, size) in DTYPES.items()}
 def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, str]) -> None:
     """Make `path` a file of these arrays, or leave it as it is.
 
-    The new file is written beside the old one (its name with PARTIAL), brought to the disk, and then
-    takes the old one's name, which no reader and no crash can see half done. Raises DataError
+    The new file is written beside the old one (its name with PARTIAL), brought to the disk, and
+    then takes the old one's name, which no reader and no crash can see half done. Raises DataError
     where the disk refuses, or somebody else is writing the same file.
     """
     from safetensors.numpy import save  # here, because most programs save nothing
