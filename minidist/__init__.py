@@ -115,7 +115,7 @@ def __getattr__(name: str) -> _Any:
     return value
 
 
-if _environ.get("MINIDIST_CHECK", "0") not in ("", "0"):
+if _environ.get("MINIDIST_CHECK", "").strip().lower() not in ("", "0", "false", "no", "off"):
     __getattr__("check")()
 
 

@@ -362,6 +362,50 @@ def test_threads_queues_and_futures_of_pythons_own_hand_over():
         thread.join()
         with ThreadPoolExecutor(1) as pool:
             device.ops.fill(pool.submit(device.ops.full, (3,), 1, "float32").result(), 2)
+            again = device.ops.full((3,), 1, "float32")
+            pool.submit(device.ops.fill, again, 3).result()  # a worker that was there before
+        barrier, shared = threading.Barrier(2), device.ops.full((3,), 0, "float32")
+
+        def other():
+            device.ops.fill(shared, 1)
+            barrier.wait(30)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        barrier.wait(30)
+        device.ops.fill(shared, 2)
+        thread.join()
+
+
+def test_a_wait_that_has_timed_out_orders_nothing():
+    (device,) = md.devices("cpu*1")
+    shared, event, go = device.ops.full((3,), 0, "float32"), threading.Event(), threading.Event()
+
+    def work():
+        device.ops.fill(shared, 1)
+        go.wait(30)
+        event.set()
+
+    def program():
+        with md.check():
+            thread = threading.Thread(target=work)
+            thread.start()
+            assert not event.wait(0) and not event.is_set()
+            device.ops.fill(shared, 2)
+            go.set()
+            thread.join()
+
+    with pytest.raises(RaceError):
+        program()
+
+
+def test_checks_within_checks_end_threads_as_usual():
+    ended = []
+    with md.check(), md.check():
+        thread = threading.Thread(target=lambda: ended.append(1))
+        thread.start()
+        thread.join()
+    assert ended == [1]
 
 
 # --- from when to when --------------------------------------------------------------------------
@@ -379,7 +423,7 @@ else:
 """
 
 
-@pytest.mark.parametrize(("value", "code"), [("1", 1), ("0", 0), ("", 0)])
+@pytest.mark.parametrize(("value", "code"), [("1", 1), ("0", 0), ("", 0), ("false", 0), ("on", 1)])
 def test_the_environment_switches_it_on(value, code):
     environment = {**os.environ, "MINIDIST_CHECK": value}
     done = subprocess.run(

@@ -393,6 +393,26 @@ def test_files_that_are_no_trace_exit_with_2(text, tmp_path, capsys):
         read(path)
 
 
+@pytest.mark.parametrize("how", ["deep", "endless", "nameless", "twice"])
+def test_traces_that_were_changed_exit_with_2(how, tmp_path, capsys):
+    path = tmp_path / "x.json"
+    with md.Strategy("cpu*2") as strategy, md.trace(path):
+        for _ in range(3):
+            strategy.run(lambda: md.get_replica_context().merge_call(lambda s: None))
+    trace = json.loads(path.read_text())
+    if how == "endless":
+        next(event for event in trace["traceEvents"] if event["ph"] == "X")["dur"] = 1e308
+    elif how == "nameless":
+        for event in trace["traceEvents"]:
+            event["name"] = {}
+    elif how == "twice":
+        trace["traceEvents"] += trace["traceEvents"]
+    path.write_text("[" * 200_000 if how == "deep" else json.dumps(trace))
+    assert main(["summary", str(path)]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("minidist.trace: ") and errors.count("\n") == 1
+
+
 def test_files_that_cannot_be_read_exit_with_2(tmp_path, capsys):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "binary"):

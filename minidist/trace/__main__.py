@@ -11,12 +11,13 @@ from minidist.trace.chrome import read
 from minidist.trace.phases import phases
 from minidist.trace.words import table, verdict
 
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 USAGE = "usage: python -m minidist.trace summary FILE (a .json or .html that --trace_file wrote)"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status: 2 for arguments or a file that are not what they should be."""
-    if list(arguments) in (["-h"], ["--help"]):
+    if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
     if len(arguments) != 2 or arguments[0] != "summary":
@@ -26,6 +27,13 @@ def main(arguments: Sequence[str]) -> int:
         found = phases(read(Path(arguments[1])))
     except DataError as error:
         print(f"minidist.trace: {error}", file=sys.stderr)
+        return 2
+    except MALFORMED:
+        print(
+            f"minidist.trace: {arguments[1]} holds what minidist does not write; was it changed, "
+            "or put together from several traces?",
+            file=sys.stderr,
+        )
         return 2
     if found is None:
         print(f"minidist.trace: {arguments[1]} has no whole step in it", file=sys.stderr)

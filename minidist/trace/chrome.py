@@ -146,7 +146,7 @@ def read(path: Path) -> Recording:
         text = inside[1]
     try:
         return _recording(json.loads(text))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise DataError(
             f"{path} is no trace of minidist; write one with --trace_file or md.trace, and do not "
             "save it anew with another program"
