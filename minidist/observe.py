@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
+from minidist.errors import UsageError
+
 _lock = threading.Lock()
 nothing = nullcontext()  # a with statement's way to tell of nothing
 
@@ -154,11 +156,16 @@ def attach(observer: Observer) -> None:
     """Let an observer watch from now on, in all threads.
 
     It belongs to `counting` where its class has a method for what is counted, and to `watching`
-    unless it has no other.
+    unless it has no other. Raises UsageError for one that watches already: it would hear all twice.
     """
     global watching, counting
     heard = {name for name in _FACTS if getattr(type(observer), name) is not vars(Observer)[name]}
     with _lock:
+        if any(each is observer for each in (*watching, *counting)):
+            raise UsageError(
+                f"this {type(observer).__name__} watches already; make another one for a with "
+                "statement inside its own"
+            )
         if heard.difference(COUNTS) or not heard:
             watching = (*watching, observer)
         if heard.intersection(COUNTS):

@@ -344,3 +344,12 @@ def test_counting_is_no_watching():
     """Who counts does not make every place tell of times and order."""
     with md.Strategy("cpu*2") as strategy, md.Bytes(strategy), md.Staleness():
         assert len(observe.counting) == 2 and observe.watching == ()
+
+
+def test_an_instrument_watches_once_at_a_time():
+    with md.Strategy("cpu*2") as strategy:
+        for instrument in (md.Bytes(strategy), md.Staleness()):
+            with instrument, pytest.raises(ValueError, match="watches already"), instrument:
+                pass
+            with instrument:
+                pass

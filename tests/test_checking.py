@@ -461,6 +461,22 @@ def test_checking_twice_is_fine_and_ends_as_it_began():
     assert not observe.watching and not observe.careful()
 
 
+def test_a_check_that_is_ended_twice_leaves_later_ones_and_threads_alone():
+    check = md.check()
+    check.end()
+    check.end()
+    with pytest.raises(ValueError, match="this check has ended"), check:
+        pass
+    with md.check() as other:
+        other.end()
+    with md.Strategy("cpu*2") as strategy:
+        strategy.run(lambda: None)
+        with md.check():
+            strategy.run(lambda: None)
+    with md.Strategy("cpu*2") as strategy:
+        strategy.run(lambda: None)
+
+
 def test_a_call_checks_until_it_is_ended():
     checking = md.check()
     try:

@@ -23,7 +23,7 @@ from minidist.checking.places import Access, Race, Stack, race, stack
 from minidist.checking.verbs import VERBS
 from minidist.device import known
 from minidist.device.cpu import ThreadEvent
-from minidist.errors import RaceError
+from minidist.errors import RaceError, UsageError
 from minidist.patience import DEADLINE
 from minidist.variable import Copy
 
@@ -171,6 +171,7 @@ class check:
 
     def __init__(self) -> None:
         self._checker = Checker()
+        self._on = True
         self._checker.begin_checking()
 
     @property
@@ -182,10 +183,14 @@ class check:
         self._checker.verify()
 
     def end(self) -> None:
-        """Check no more."""
-        self._checker.end_checking()
+        """Check no more. Ending twice is fine."""
+        if self._on:
+            self._on = False
+            self._checker.end_checking()
 
     def __enter__(self) -> check:
+        if not self._on:
+            raise UsageError("this check has ended; make a new one with md.check()")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

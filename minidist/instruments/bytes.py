@@ -42,9 +42,10 @@ class Bytes(observe.Observer):
 
     def __enter__(self) -> Bytes:
         self._synchronize()
+        watching = observe.attached(self)
+        watching.__enter__()
+        self._watching = watching
         self.steps -= self._strategy.step
-        self._watching = observe.attached(self)
-        self._watching.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
