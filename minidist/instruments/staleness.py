@@ -39,8 +39,9 @@ class Staleness(observe.Observer):
         self._watching: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Staleness:
-        self._watching = observe.attached(self)
-        self._watching.__enter__()
+        watching = observe.attached(self)
+        watching.__enter__()
+        self._watching = watching
         return self
 
     def __exit__(self, *exception: Any) -> None:
