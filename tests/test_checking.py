@@ -488,3 +488,22 @@ def test_a_call_checks_until_it_is_ended():
         assert len(checking.races) == 1
     finally:
         checking.end()
+
+
+def test_a_program_can_tell_how_it_hands_over_by_a_name():
+    (device,) = md.devices("cpu*1")
+    shared, lock = device.ops.full((3,), 0, "float32"), threading.Lock()
+
+    def fill(key):
+        with lock:
+            observe.took(key)
+            device.ops.fill(shared, 1)
+            observe.gave(key)
+
+    for key in ("the lock", 7, ("a", 1), lock):
+        with md.check():
+            threads = [threading.Thread(target=fill, args=(key,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()

@@ -12,7 +12,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from minidist import observe
@@ -88,6 +88,7 @@ class Orders(observe.Observer):
         self._pieces: dict[tuple[int, int], tuple[Clock, Stack]] = {}
         self._runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
         self._given: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()
+        self._given_names: dict[Any, Clock] = {}  # for keys such as texts and numbers
 
     # --- who
 
@@ -197,12 +198,17 @@ class Orders(observe.Observer):
 
     def gave(self, key: Any) -> None:
         with self._lock:
-            self._given[key] = joined(self._given.get(key, {}), self._actor().give())
+            given = self._given_for(key)
+            given[key] = joined(given.get(key, {}), self._actor().give())
+
+    def _given_for(self, key: Any) -> MutableMapping[Any, Clock]:
+        """Return where it stands what was given for a key, of whatever kind it is."""
+        return self._given_names if isinstance(key, str | bytes | int | tuple) else self._given
 
     def took(self, key: Any) -> None:
         with self._lock:
             actor = self._actor()
-            actor.take(self._given.get(key))
+            actor.take(self._given_for(key).get(key))
             if (
                 isinstance(key, threading.Thread) and key.ident == threading.get_ident()
             ):  # it begins

@@ -15,8 +15,8 @@ HERE = Path(__file__).parent
 def page(trace: dict[str, Any]) -> str:
     """Return the page that shows a trace."""
     text = (HERE / "page.html").read_text(encoding="utf-8")
-    # Within a script element only "</" could end it.
-    data = json.dumps(trace, separators=(",", ":")).replace("</", "<\\/")
+    # Within a script element "</" would end it, and "<!--" begin something else.
+    data = json.dumps(trace, separators=(",", ":")).replace("<", "\\u003c")
     drawing = (HERE / "page.js").read_text(encoding="utf-8")
     before, after = text.split("<!-- trace -->")
     return (
