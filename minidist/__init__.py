@@ -74,6 +74,7 @@ from minidist.variable import AggregatingVariable, MirroredVariable, Variable
 if _TYPE_CHECKING:
     from minidist import data, metrics, models, nn, optim
     from minidist.checking import check
+    from minidist.cluster import Cluster, connect
     from minidist.checkpoint import load, save
     from minidist.instruments.bytes import Bytes
     from minidist.instruments.staleness import Staleness
@@ -88,12 +89,14 @@ _install_default_strategy()
 # What not every program uses is imported when it is first asked for.
 _LATER = {
     "Bytes": "minidist.instruments.bytes",
+    "Cluster": "minidist.cluster",
     "Padded": "minidist.padding",
     "Staleness": "minidist.instruments.staleness",
     "StagingArea": "minidist.staging",
     "SummaryWriter": "minidist.summary",
     "TrainDir": "minidist.train_dir",
     "check": "minidist.checking",
+    "connect": "minidist.cluster",
     "data": "minidist.data",
     "load": "minidist.checkpoint",
     "metrics": "minidist.metrics",
@@ -128,6 +131,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AggregatingVariable",
     "Bytes",
+    "Cluster",
     "GradientTape",
     "IndexedSlices",
     "InputContext",
@@ -152,6 +156,7 @@ __all__ = [
     "WorkerDeviceMap",
     "assign_moving_average",
     "check",
+    "connect",
     "constant",
     "data",
     "default_dtype",

@@ -27,7 +27,9 @@ class ReplicaContext(Protocol):
     """What a replica knows and can do (minidist.replica has the ones that run on threads)."""
 
     @property
-    def replica_id(self) -> int: ...
+    def replica_id(self) -> int: ...  # among the replicas of all machines
+    @property
+    def local_id(self) -> int: ...  # among those of this process
     @property
     def num_replicas(self) -> int: ...
     @property

@@ -22,7 +22,7 @@ from minidist.variable import Variable
 class DefaultReplica:
     """The replica that there is when there is no strategy: the current thread."""
 
-    replica_id = 0
+    replica_id = local_id = 0
     num_replicas = 1
 
     def __init__(self, strategy: DefaultStrategy) -> None:

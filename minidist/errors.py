@@ -37,6 +37,14 @@ class HangError(MinidistError, TimeoutError):
     """A peer did not arrive within the deadline."""
 
 
+class ClusterError(MinidistError, RuntimeError):
+    """Processes cannot be brought together: MPI is missing, or they contradict each other."""
+
+
+class PeerError(MinidistError, RuntimeError):
+    """Another rank has failed or ended, so what is done together cannot go on."""
+
+
 class RaceError(MinidistError, RuntimeError):
     """Nothing orders two accesses to the same memory: the checking mode has found it."""
 

@@ -25,18 +25,24 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """One replica of a run: who it is, and the way to the others."""
+    """One replica of a run: who it is, and the way to the others.
 
-    __slots__ = ("_run", "device", "replica_id")
+    replica_id: its number among the replicas in sync, of all machines; local_id: among those of
+    this process.
+    """
 
-    def __init__(self, run: Run, replica_id: int, device: Device) -> None:
+    __slots__ = ("_run", "device", "local_id", "replica_id")
+
+    def __init__(self, run: Run, local_id: int, device: Device) -> None:
         self._run = run
-        self.replica_id = replica_id
+        self.local_id = local_id
+        self.replica_id = run.strategy.first_replica + local_id
         self.device = device
 
     @property
     def num_replicas(self) -> int:
-        return self._run.n
+        """How many replicas there are in sync, on all machines."""
+        return int(self.strategy.num_replicas)
 
     @property
     def strategy(self) -> Any:
@@ -55,7 +61,7 @@ class Replica:
         frame = context.frame()
         if frame.replica is not self:
             raise not_active(self, frame)
-        return self._run.meet(self.replica_id, fn, args, kwargs, frame)
+        return self._run.meet(self.local_id, fn, args, kwargs, frame)
 
     def all_reduce(self, op: Any, value: Any) -> Any:
         """Return the sum or mean over the replicas of each leaf of a structure.
@@ -69,7 +75,7 @@ class Replica:
         Raises what Strategy.reduce raises, StructureError (a ValueError) where the replicas'
         structures differ, and MergeMismatchError where their operations do.
         """
-        number = self._run.meetings_of[self.replica_id]
+        number = self._run.meetings_of[self.local_id]
         line = diagnosis.users_line() if observe.careful() else ""
         brought = map_leaves(lambda leaf: _Brought.of(leaf, op, number, line), value)
         result = self.merge_call(_all_reduce, brought)

@@ -198,7 +198,7 @@ class Run:
                 replica=Replica(self, i, device),
                 device=device,
                 draws={},
-                replica_id=i,
+                replica_id=self.strategy.first_replica + i,
                 step=self._step,
                 run=self,
                 # What a replica inherits from the caller.

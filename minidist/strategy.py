@@ -19,6 +19,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from minidist import context, gathering, observe, reduction, updating
+from minidist.cluster import Cluster, alone, connect
+from minidist.cluster.site import Site
 from minidist.destinations import broadcast, devices_of
 from minidist.device import Device, host
 from minidist.device import devices as parse_devices
@@ -32,7 +34,7 @@ from minidist.steps import MultiStepContext, run_steps
 from minidist.threads import limit_blas, release_blas
 from minidist.values import local_results
 from minidist.variable import Variable
-from minidist.variable_mgr import PolicyOptions, VariableMgr, make
+from minidist.variable_mgr import ACROSS, PolicyOptions, VariableMgr, check, make
 
 
 class Strategy:
@@ -41,6 +43,8 @@ class Strategy:
     devices: names or Device objects, as `md.devices` takes them; one replica for each.
     variable_update: the name of a policy (see minidist.variable_mgr), or a VariableMgr.
     policy_options: see PolicyOptions.
+    cluster: the processes that the policy is for, as `md.connect` returns them; by default all of
+        the job, for the policies of several workers, and this one alone for the others.
     concurrent: replicas compute at the same time; False gives strict turns, replica 0 until it
         meets or returns, then replica 1 …, for debugging.
     report_after, deadline: seconds after which replicas that wait for one that does not come are
@@ -57,6 +61,7 @@ class Strategy:
         devices: str | Iterable[str | Device],
         variable_update: str | VariableMgr = "replicated",
         *,
+        cluster: Cluster | None = None,
         concurrent: bool = True,
         report_after: float = REPORT_AFTER,
         deadline: float | None = None,
@@ -68,6 +73,9 @@ class Strategy:
                 raise UsageError(
                     f"{name} is a number of seconds above 0 (math.inf: never), not {seconds!r}"
                 )
+        self._report_after = report_after
+        self._deadline = deadline
+        self._longest = 0.0
         if isinstance(variable_update, VariableMgr):
             if policy_options:
                 raise UsageError(
@@ -77,28 +85,47 @@ class Strategy:
             self.variable_mgr = variable_update
             self._policy = None
             options = PolicyOptions()
+            self.site = variable_update.site
         else:
             options = _options(policy_options)
             self._policy = (variable_update, policy_options)
-            self.variable_mgr = make(variable_update, self.devices, options)
-        self._communicator = options.communicator(self.devices)
+            check(variable_update, options)
+            self.site = self._find_site(variable_update, cluster)
+            self.variable_mgr = make(variable_update, self.site, options)
+        self._communicator = options.communicator(self.site)
+        self.first_replica = self.site.first
+        self._num_replicas = self.site.replicas
         self.concurrent = concurrent
         self.step = 0  # runs so far; keys the random numbers of the next one
         self.failed_runs = 0
-        self._report_after = report_after
-        self._deadline = deadline
-        self._longest = 0.0
         self._pool = Pool()
         self._limited = False
         self._lock = threading.Lock()
         forgotten = weakref.finalize(self, self._pool.drop, partial(release_blas, self._pool))
         forgotten.atexit = False  # the pool is closed at exit
 
+    def _find_site(self, variable_update: str, cluster: Cluster | None) -> Site:
+        """Return where the replicas are; without a cluster, the policy says whether there is one.
+
+        Raises UsageError for a policy of one machine in a cluster of several workers.
+        """
+        across = variable_update in ACROSS
+        if cluster is None:
+            cluster = connect() if across else alone()
+        if len(cluster.workers) > 1 and not across and variable_update != "independent":
+            raise UsageError(
+                f"{variable_update} is for one worker, and {cluster!r} has more; use one of "
+                f"{', '.join(ACROSS)}"
+            )
+        patience = weak_patience(self)
+        return Site.of(self.devices, cluster, in_step=across, patience=patience)
+
     # --- scopes
 
     @property
     def num_replicas(self) -> int:
-        return len(self.devices)
+        """How many replicas there are in sync: those of all machines, where they are."""
+        return self._num_replicas
 
     def scope(self) -> context.entered:
         """Return a with statement's way into this strategy's cross-replica context.
@@ -159,7 +186,7 @@ class Strategy:
             )
         with self._lock:  # several threads may run a strategy at once; each run is a step
             if not self._limited and not self._pool.closed:
-                limit_blas(self._pool, self.num_replicas)
+                limit_blas(self._pool, len(self.devices))
                 self._limited = True
             self.step = step = self.step + 1
         started = time.monotonic()
@@ -179,8 +206,9 @@ class Strategy:
         try:
             with observe.span("run", name, run=run.number, step=step, replicas=run.n):
                 result = run(self._pool)
-        except BaseException:
+        except BaseException as failure:
             self.failed_runs += 1
+            self.site.peers.fail(failure)
             raise
         self._longest = max(self._longest, time.monotonic() - started)
         return result
@@ -192,6 +220,7 @@ class Strategy:
         """
         self._pool.close()
         self.variable_mgr.close()
+        self.site.peers.leave()
         for device in (*self.devices, host()):
             device.trim()
         release_blas(self._pool)
@@ -253,7 +282,7 @@ class Strategy:
         for an axis that is no integer.
         """
         self._require("gather")
-        return gathering.gather(value, axis, self.num_replicas)
+        return gathering.gather(value, axis, len(self.devices))
 
     def update(
         self,
@@ -342,7 +371,7 @@ class Strategy:
         """
         self._require("make_input_fn_iterator")
         return DistributedDataset(
-            sources(input_fn, replication_mode, self.num_replicas),
+            sources(input_fn, replication_mode, len(self.devices)),
             deal,
             self.devices,
             lambda: self.patience,
@@ -400,6 +429,17 @@ class Strategy:
     def __repr__(self) -> str:
         devices = ", ".join(device.short for device in self.devices)
         return f"<Strategy {self.variable_mgr.name} on {devices}>"
+
+
+def weak_patience(strategy: Strategy) -> Callable[[], tuple[float, float]]:
+    """Return a function that gives a strategy's patience and does not keep it alive."""
+    of = weakref.ref(strategy)
+
+    def patience() -> tuple[float, float]:
+        alive = of()
+        return (REPORT_AFTER, DEADLINE) if alive is None else alive.patience
+
+    return patience
 
 
 def _options(given: dict[str, Any]) -> PolicyOptions:

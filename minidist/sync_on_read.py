@@ -71,7 +71,7 @@ class SyncOnReadVariable(Variable):
     def _assign_in_replica(
         self, replica: context.ReplicaContext, change: Change, value: Any
     ) -> None:
-        put([self.copies[replica.replica_id]], change, value)
+        put([self.copies[replica.local_id]], change, value)
 
     def _assign_for_all(self, change: Change, value: Any) -> None:
         if self.aggregation is not SUM:

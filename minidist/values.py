@@ -69,7 +69,7 @@ class DistributedValues(Delegate):
         frame = context.frame()
         # With no strategy there is a replica too, but none that several components are for.
         if frame.replica is not None and (context.has_strategy() or len(self.values) == 1):
-            return self.of_replica(frame.replica.replica_id)
+            return self.of_replica(frame.replica.local_id)
         if frame.update_device is not None:
             return self._on(frame.update_device)
         return self._in_cross_replica(frame.device)

@@ -225,7 +225,7 @@ class Variable(Readable, metaclass=_Create):
             return self.copies[0]
         if frame.strategy is self.strategy:
             if frame.replica is not None:
-                return self.copies[frame.replica.replica_id]
+                return self.copies[frame.replica.local_id]
             if frame.update_device is not None:
                 return self._on(frame.update_device)
         return None
@@ -258,9 +258,9 @@ class Variable(Readable, metaclass=_Create):
         frame = context.frame()
         if frame.replica is not None and frame.strategy is self.strategy:
             read = self.reader.newest if frame.newest else self.reader.read
-            tensor = read(frame.replica.replica_id, frame.step)
+            tensor = read(frame.replica.local_id, frame.step)
             if observe.counting and not frame.newest:
-                replica = frame.replica.replica_id
+                replica = frame.replica.local_id
                 self.seen[replica] = self.reader.version(replica)
         else:
             self.require_own_strategy("read")

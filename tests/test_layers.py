@@ -35,6 +35,7 @@ FLOORS = [
         "diagnosis",
         "traffic",
         "comm",
+        "cluster",
         "slot",
         "staging",
         "random",
@@ -143,6 +144,9 @@ def test_nothing_imports_in_a_circle():
             visit(module)
 
 
+ALLOWED = {"comm/mpi.py": {"mpi4py"}}
+
+
 def test_cupy_nccl_and_mpi_are_imported_nowhere_they_are_not_needed():
     for path in MODULES.values():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -151,7 +155,8 @@ def test_cupy_nccl_and_mpi_are_imported_nowhere_they_are_not_needed():
                 if isinstance(node, ast.Import)
                 else ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
             )
-            assert not {item.split(".")[0] for item in names} & {"cupy", "nccl", "mpi4py"}, path
+            found = {item.split(".")[0] for item in names} & {"cupy", "nccl", "mpi4py"}
+            assert found <= ALLOWED.get(str(path.relative_to(ROOT)), set()), path
 
 
 def test_import_brings_in_no_more_than_it_must_and_starts_nothing():

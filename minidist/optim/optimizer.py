@@ -178,7 +178,7 @@ class Optimizer(ABC):
 
     def _bring(self, replica: context.ReplicaContext, contribution: Any) -> None:
         """Hand a replica's gradients to the variable manager, once all batches are there."""
-        whole = self._accumulated(replica.replica_id, contribution)
+        whole = self._accumulated(replica.local_id, contribution)
         if whole is not None:
             whole.group.variables[0].strategy.variable_mgr.apply_gradients(replica, whole)
 

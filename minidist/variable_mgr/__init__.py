@@ -8,6 +8,8 @@
 | … staged_vars | same | last step's, from a StagingArea per replica | same | same | - |
 | replicated | every replica | own | all-reduce | every replica | replica 0's |
 | … relaxed | same | same | all-reduce of last step's, zeros at first | same | same |
+| distributed_all_reduce, collective_all_reduce | every replica of every worker | own | all-reduce over \
+all | every replica | rank 0's |
 
 A part is a class of its own, so a new policy is a new row, and at most a new part.
 """
@@ -18,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minidist import comm
+from minidist.cluster.site import Site
+from minidist.comm.tiered import Tiered
 from minidist.device import Device, host
 from minidist.errors import UsageError
 from minidist.threads import cores
@@ -128,23 +132,23 @@ class PolicyOptions:
             )
         return comm.parse("hierarchical_copy")
 
-    def communicator(
-        self, devices: Sequence[Device], compact: bool | str = False
-    ) -> comm.Communicator:
-        """Return a communicator for these devices as the options want it.
+    def communicator(self, site: Site, compact: bool | str = False) -> comm.Communicator:
+        """Return a communicator for the replicas of a site as the options want it.
 
         `compact` is compact_gradient_transfer where it is for gradients.
         """
+        devices = site.devices
         packer = comm.packer(
             self.gradient_repacking, self.agg_small_grads_max_bytes, self.agg_small_grads_max_group
         )
         reducers = [host()] if self.local_parameter_device == "cpu" else devices
         narrow = compact if isinstance(compact, str) else "float16" if compact else None
-        return comm.make(self.spec(), devices, packer, reducers=reducers, compact=narrow)
+        inside = comm.make(self.spec(), devices, packer, reducers=reducers, compact=narrow)
+        return inside if site.peers.count == 1 else Tiered(inside, site.peers, site.counts)
 
-    def for_gradients(self, devices: Sequence[Device]) -> comm.Communicator:
+    def for_gradients(self, site: Site) -> comm.Communicator:
         """Return the communicator that sums gradients, rounded where that is wanted."""
-        return self.communicator(devices, self.compact_gradient_transfer)
+        return self.communicator(site, self.compact_gradient_transfer)
 
     def overlapping(self, devices: Sequence[Device], combine: MeetingOfAll) -> Overlap | None:
         """Return what sums gradients during backward passes, or None where nothing does."""
@@ -155,69 +159,95 @@ class PolicyOptions:
         return Overlap(combine, len(devices), self.bucket_cap_mb * 2**20, max(1, spare))
 
 
-def independent(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+def independent(site: Site, options: PolicyOptions) -> VariableMgr:
     """Every replica trains a model of its own."""
     return VariableMgr(
         "independent",
-        tuple(devices),
-        place=EveryReplica(devices),
+        site.devices,
+        place=EveryReplica(site.devices),
         read=ReadOwn(),
         combine=Nothing(),
         apply=EveryReplicaApplies(),
-        start=OwnValues(),
+        start=OwnValues(site.first),
+        site=site,
     )
 
 
-def parameter_server(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+def parameter_server(site: Site, options: PolicyOptions) -> VariableMgr:
     """One copy of each variable, fetched each step; the mean gradient is applied to it once."""
+    devices = site.devices
     place = OnHost(devices) if options.local_parameter_device == "cpu" else LeastLoaded(devices)
-    combine = MeanAtVariable(options.for_gradients(devices), original=_original(options, "mean"))
+    combine = MeanAtVariable(options.for_gradients(site), original=_original(options, "mean"))
     read: Read = ReadCached(devices) if options.caching else ReadFetched(devices)
     if options.staged_vars:
         read = ReadStaged(devices)
     return VariableMgr(
         f"parameter_server{'+staged_vars' * options.staged_vars}",
-        tuple(devices),
+        devices,
         place=place,
         read=read,
         combine=combine,
         apply=OnceApplies(),
-        start=FromFirst(),
+        start=FromFirst(site.peers),
+        site=site,
         overlap=options.overlapping(devices, combine),
     )
 
 
-def replicated(devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
+def replicated(site: Site, options: PolicyOptions) -> VariableMgr:
     """A copy with every replica; gradients are all-reduced, and each replica updates its own."""
+    return _replicated("replicated", site, options)
+
+
+def distributed_all_reduce(site: Site, options: PolicyOptions) -> VariableMgr:
+    """As `replicated`, over the replicas of all workers."""
+    return _replicated("distributed_all_reduce", site, options)
+
+
+def collective_all_reduce(site: Site, options: PolicyOptions) -> VariableMgr:
+    """The same, by the name of the ancestor's later one."""
+    return _replicated("collective_all_reduce", site, options)
+
+
+def _replicated(name: str, site: Site, options: PolicyOptions) -> VariableMgr:
     combine: MeetingOfAll
-    combine = AllReduce(options.for_gradients(devices), original=_original(options, "sum"))
+    combine = AllReduce(options.for_gradients(site), original=_original(options, "sum"))
     relaxed = options.variable_consistency == "relaxed"
     if relaxed:
         combine = LastStep(combine)
     return VariableMgr(
-        f"replicated{'+relaxed' * relaxed}",
-        tuple(devices),
-        place=EveryReplica(devices),
+        f"{name}{'+relaxed' * relaxed}",
+        site.devices,
+        place=EveryReplica(site.devices),
         read=ReadOwn(),
         combine=combine,
         apply=EveryReplicaApplies(),
-        start=FromFirst(),
-        overlap=options.overlapping(devices, combine),
+        start=FromFirst(site.peers),
+        site=site,
+        overlap=options.overlapping(site.devices, combine),
     )
 
 
-POLICIES: dict[str, Callable[[Sequence[Device], PolicyOptions], VariableMgr]] = {
+POLICIES: dict[str, Callable[[Site, PolicyOptions], VariableMgr]] = {
     "independent": independent,
     "parameter_server": parameter_server,
     "replicated": replicated,
+    "distributed_all_reduce": distributed_all_reduce,
+    "collective_all_reduce": collective_all_reduce,
 }
+ACROSS = ("distributed_all_reduce", "collective_all_reduce")  # policies for several workers
 
 
-def make(variable_update: str, devices: Sequence[Device], options: PolicyOptions) -> VariableMgr:
-    """Return the variable manager of that name; raises UsageError for a name there is not."""
+def check(variable_update: str, options: PolicyOptions) -> None:
+    """Raise UsageError for a policy that there is not, and for options that it has not."""
     _allow("variable_update", variable_update, tuple(POLICIES))
     _check_whose(variable_update, options)
-    return POLICIES[variable_update](devices, options)
+
+
+def make(variable_update: str, site: Site, options: PolicyOptions) -> VariableMgr:
+    """Return the variable manager of that name, for the replicas of a site."""
+    check(variable_update, options)
+    return POLICIES[variable_update](site, options)
 
 
 def _check_whose(policy: str, options: PolicyOptions) -> None:

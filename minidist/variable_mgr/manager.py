@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from minidist import context, diagnosis
+from minidist.cluster.site import Site
 from minidist.creation import VariableSynchronization, as_array
 from minidist.device import Array, Device
 from minidist.device.arena import Arena
@@ -60,9 +61,14 @@ class VariableMgr:
     apply: Apply
     start: Start
     overlap: Overlap | None = None  # what is summed during backward passes: nothing
+    site: Site = None  # type: ignore[assignment]  # of one process, if not given
     _groups: WeakSet[Group] = field(default_factory=WeakSet, init=False, repr=False)
     _grouping: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _arenas: dict[Device, Arena] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.site is None:
+            self.site = Site.alone(self.devices)
 
     # --- variables
 
@@ -173,7 +179,7 @@ class VariableMgr:
         scale = 1 / optimizer.current_loss_scale
         contribution = Contribution(group, count, optimizer, empty, scale)
         if self.overlap is not None and replica is not None:
-            self.overlap.join(contribution, replica.replica_id)
+            self.overlap.join(contribution, replica.local_id)
         return contribution
 
     def apply_gradients(self, replica: ReplicaContext, contribution: Contribution) -> None:
@@ -191,7 +197,7 @@ class VariableMgr:
             run = context.frame().run
             if run is not None:
                 run.check()  # one that was abandoned trains no model any more
-            combined = self.combine.combine(contribution, replica.replica_id)
+            combined = self.combine.combine(contribution, replica.local_id)
             if optimizer.must_be_finite:
                 finite = None if combined is None else combined.finite()
                 if not replica.merge_call(_agree, optimizer, finite):
@@ -200,7 +206,7 @@ class VariableMgr:
             return
         threads = max(1, cores() // len(self.devices))
         try:
-            self.apply.in_replica(optimizer, combined, replica.replica_id, threads)
+            self.apply.in_replica(optimizer, combined, replica.local_id, threads)
         except BaseException as failure:
             diagnosis.note(
                 failure,

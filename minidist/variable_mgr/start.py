@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minidist import context
+from minidist.comm.peers import Peers
 
 Initial = Callable[[], Any]
 
@@ -18,7 +19,10 @@ class Start(Protocol):
 
 
 class FromFirst:
-    """Replica 0's value, copied to all."""
+    """The first replica's value, copied to all."""
+
+    def __init__(self, peers: Peers | None = None) -> None:
+        self._peers = peers or Peers()
 
     def values(self, initial: Sequence[Initial]) -> list[Any]:
         return [_as_replica(0, initial[0])] * len(initial)
@@ -27,12 +31,16 @@ class FromFirst:
 class OwnValues:
     """Every replica starts from its own value, random ones from random numbers of its own."""
 
+    def __init__(self, first: int = 0) -> None:
+        """first: the number of the first replica of this process."""
+        self._first = first
+
     def values(self, initial: Sequence[Initial]) -> list[Any]:
         draws = dict(context.frame().draws)
-        values = [_as_replica(0, initial[0])]
+        values = [_as_replica(self._first, initial[0])]
         for replica in range(1, len(initial)):
             with context.entered(draws=dict(draws)):  # the same draw, of another replica
-                values.append(_as_replica(replica, initial[replica]))
+                values.append(_as_replica(self._first + replica, initial[replica]))
         return values
 
 
