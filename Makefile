@@ -7,7 +7,7 @@ CORE   := setup.py pyproject.toml $(wildcard kernels/*.pyx kernels/*.pxd kernels
 
 SANITIZE := -fsanitize=thread -g
 
-.PHONY: all bench test tsan lint wheel clean
+.PHONY: all bench test test-all test-gpu tsan lint wheel clean
 
 all: .venv/core
 
@@ -16,6 +16,12 @@ bench: .venv/core          ## the main job; ARGS="--num_devices=4" adds flags
 
 test: .venv/test           ## every test that needs no GPU; ARGS="-k replica" adds options
 	$(BIN)/python -m pytest $(ARGS)
+
+test-all: .venv/test       ## the same with every combination of workers, devices and ps; half an hour
+	MINIDIST_TEST_ALL=1 $(BIN)/python -m pytest $(ARGS)
+
+test-gpu: .venv/test-gpu   ## what can be proved of the GPU's part without one; three minutes
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 tsan: .venv/test           ## the compiled core under GCC's thread sanitizer; five minutes
 	rm -rf build/tsan && mkdir -p build/tsan
@@ -56,6 +62,10 @@ clean:
 
 .venv/test: .venv/core
 	$(BIN)/pip install --quiet --editable ".[test]"
+	@touch $@
+
+.venv/test-gpu: .venv/test
+	$(BIN)/pip install --quiet --editable ".[test,test-gpu]"
 	@touch $@
 
 .venv/lint: .venv/core

@@ -40,7 +40,7 @@ setup(
     package_dir={"minidist.kernels": "kernels"},
     package_data={
         "minidist": ["py.typed", "data/*.gz", "data/*.md", "trace/page.*"],
-        "minidist.kernels": ["*.h", "*.cu", "*.pyx", "*.pxd", "*.pyi"],
+        "minidist.kernels": ["*.h", "*.cu", "*.cuh", "*.pyx", "*.pxd", "*.pyi"],
     },
     ext_modules=cythonize(
         extensions,

@@ -1,8 +1,8 @@
 // The only place that knows the target: host C++17 or CUDA.
 //
-// Every other header is written once for both. A formula is an MD_FN: a function of single
-// elements. The loops over formulas, and everything from std::, stand between `#if MD_HOST` and
-// `#endif`, because a CUDA file brings loops of its own.
+// Every other header is written once for both. A formula is an MD_FN (in a struct, an MD_METHOD): a
+// function of single elements. The loops over formulas, and everything from std::, stand between
+// `#if MD_HOST` and `#endif`, because a CUDA file brings loops of its own; `grid.cuh` has those.
 
 #ifndef MD_BASE_H
 #define MD_BASE_H
@@ -10,12 +10,14 @@
 #ifdef __CUDACC__
 
 #define MD_HOST 0
-#define MD_FN static __host__ __device__ __forceinline__
+#define MD_METHOD __host__ __device__ __forceinline__
+#define MD_FN static MD_METHOD
 
 #else
 
 #define MD_HOST 1
-#define MD_FN static inline __attribute__((always_inline))
+#define MD_METHOD inline __attribute__((always_inline))
+#define MD_FN static MD_METHOD
 
 #include <math.h>
 #include <stddef.h>

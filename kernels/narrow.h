@@ -36,6 +36,8 @@ MD_FN float md_widen(md_float16 x) {
 }
 
 MD_FN void md_round(double x, double &into) { into = x; }
+MD_FN void md_round(float x, double &into) { into = x; }
+MD_FN void md_round(double x, float &into) { into = float(x); }
 MD_FN void md_round(float x, float &into) { into = x; }
 MD_FN void md_round(float x, md_bfloat16 &into) {
     const md_u32 bits = md_bits(x);
@@ -53,5 +55,18 @@ MD_FN void md_round(float x, md_float16 &into) {
     const md_u32 rounded = size < 0x38800000 ? small : size < 0x47800000 ? normal : special;
     into.bits = md_u16(sign >> 16 | rounded);
 }
+
+// A double as the float that is rounded to 16 bits as the double itself would be. What a float
+// cannot hold becomes the neighbour whose last bit is 1, which stays on its side of each halfway
+// point (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+MD_FN float md_to_odd(double x) {
+    const float nearest = float(x);
+    const md_u32 bits = md_bits(nearest);
+    const bool below = nearest < 0 ? nearest > x : nearest < x;
+    const bool exact = nearest == x || !(nearest - nearest == 0);
+    return exact || bits & 1 ? nearest : md_number(below || bits << 1 == 0 ? bits + 1 : bits - 1);
+}
+MD_FN void md_round(double x, md_float16 &into) { md_round(md_to_odd(x), into); }
+MD_FN void md_round(double x, md_bfloat16 &into) { md_round(md_to_odd(x), into); }
 
 #endif

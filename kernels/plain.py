@@ -152,6 +152,47 @@ def softmax_cross_entropy(logits: Array, labels: NDArray[np.int64]) -> tuple[Arr
     return np.log(total[:, 0]) - shifted[rows, labels], dlogits
 
 
+def log_softmax(x: Array) -> Array:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    total: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return total
+
+
+def scatter_add(a: Array, indices: NDArray[np.int64], rows: Array) -> Array:
+    """Add row i of rows to row indices[i] of a, in the order of i."""
+    total = a.copy()
+    np.add.at(total, indices, rows)
+    return total
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """Mean and biased variance of each column."""
+    return x.mean(axis=0), x.var(axis=0)
+
+
+def normalize(
+    x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
+) -> Array:
+    normal: Array = (x - mean) / np.sqrt(variance + epsilon)
+    return normal * scale + offset
+
+
+def normalize_backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    variance: Array,
+    scale: Array,
+    epsilon: float,
+    moments: bool,
+) -> tuple[Array, Array, Array]:
+    """Gradients of x, scale and offset; with `moments`, mean and variance are those of x."""
+    inverse = 1 / np.sqrt(variance + epsilon)
+    normal = (x - mean) * inverse
+    of_mean = dy.mean(axis=0) + normal * (dy * normal).mean(axis=0) if moments else 0
+    return (dy - of_mean) * scale * inverse, (dy * normal).sum(axis=0), dy.sum(axis=0)
+
+
 @dataclass(frozen=True)
 class Windows:
     """Where windows lie on images: how many, how large, how far apart, how much padding before."""

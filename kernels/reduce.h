@@ -16,6 +16,10 @@ template <class T> MD_FN bool md_finite(T x) { return x - x == 0; }
 // The square of a float is exact in double.
 MD_FN double md_square(double x) { return x * x; }
 
+// A sum of squares is that of chunks of one tensor each, in their order, and a chunk's that of
+// sixteen lanes; element i is in lane i % 16. So the bits depend on the tensors and nothing else.
+enum { MD_CHUNK = 4096, MD_LANES = 16 };
+
 #if MD_HOST
 
 #include <string.h>
@@ -168,10 +172,6 @@ static inline ptrdiff_t md_first_nonfinite(md_parallel parallel, const md_table 
     });
     return found == rows ? -1 : found.load();
 }
-
-// A sum of squares is that of chunks of one tensor each, in their order, and a chunk's that of
-// sixteen lanes; element i is in lane i % 16. So the bits depend on the tensors and nothing else.
-enum { MD_CHUNK = 4096, MD_LANES = 16 };
 
 template <class T> MD_CLONES static double md_square_chunk(ptrdiff_t n, const T *x) {
     double lanes[MD_LANES] = {};

@@ -71,7 +71,7 @@ class Fence {
     // While it polls, a waiter lends itself if it is told where.
     bool wait(uint64_t target, int64_t spin_ns, int64_t timeout_ns, const Lending *lending) {
         const auto reached = [&] { return value_.load() >= target; };
-        if (reached()) return true;
+        if (reached() || timeout_ns <= 0) return reached();  // to sleep for no time takes 50 us
         const auto deadline = steady::now() + std::chrono::nanoseconds(timeout_ns);
         if (spin_ns > timeout_ns) spin_ns = timeout_ns;
         if (spin_ns > 0) {
@@ -106,7 +106,8 @@ class Fence {
 inline std::atomic<bool> gil_is_held{false};
 constexpr int64_t GIL_SPIN_NS = 10000;
 
-inline bool wait_without_gil(Fence &fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns,
+template <class AnyFence>
+inline bool wait_without_gil(AnyFence &fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns,
                              const Lending *lending) {
     gil_is_held.store(false);
     const bool reached = fence.wait(target, spin_ns, timeout_ns, lending);

@@ -1,4 +1,4 @@
-"""Where threads wait for each other with the GIL released: Fence and Rendezvous."""
+"""Where threads wait for each other with the GIL released: Fence, SharedFence and Rendezvous."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint64_t
@@ -21,9 +21,15 @@ cdef extern from "rendezvous.h" namespace "minidist" nogil:
     struct Lending:
         Offer offer
         Help help
-    bint wait_without_gil(
-        CFence& fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns, const Lending *lending
+    bint wait_without_gil[AnyFence](
+        AnyFence& fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns,
+        const Lending *lending,
     )
+
+cdef extern from "shared_fence.h" namespace "minidist" nogil:
+    cdef cppclass CSharedFence "minidist::SharedFence":
+        uint64_t value()
+        void advance(uint64_t by)
 
 # Where replicas that wait at a meeting lend their threads: to the loops of the one that merges.
 cdef Lending to_the_team
@@ -75,9 +81,45 @@ cdef class Fence:
             return True
         timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
         with nogil:
-            reached = wait_without_gil(
-                self.fence, target, self.spin_ns, timeout_ns, NULL
-            )
+            reached = wait_without_gil(self.fence, target, self.spin_ns, timeout_ns, NULL)
+        return reached
+
+
+cdef class SharedFence:
+    """A fence in memory that several processes share; each has an object of its own for it.
+
+    `memory` is 64 bytes, writable and aligned to as many, that are zero before anybody uses them.
+    One process advances it, all may wait. `spin` is as for Fence.
+    """
+
+    cdef CSharedFence *fence
+    cdef object memory
+    cdef int64_t spin_ns
+
+    def __init__(self, unsigned char[::1] memory not None, double spin=0.0):
+        if memory.shape[0] != 64 or <size_t> &memory[0] % 64 != 0:
+            raise ValueError("a SharedFence is 64 bytes at a multiple of 64")
+        self.memory = memory
+        self.fence = <CSharedFence *> &memory[0]
+        self.spin_ns = <int64_t>(spin * 1e9)
+
+    @property
+    def value(self):
+        return self.fence.value()
+
+    def advance(self, uint64_t by=1):
+        """Raise the counter and wake whoever waited, in any process, for the value it now has."""
+        self.fence.advance(by)
+
+    def wait(self, uint64_t target, double timeout=FOREVER):
+        """Wait until the counter is at least `target`; False if `timeout` seconds passed first."""
+        cdef bint reached
+        cdef int64_t timeout_ns
+        if self.fence.value() >= target:
+            return True
+        timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
+        with nogil:
+            reached = wait_without_gil(self.fence[0], target, self.spin_ns, timeout_ns, NULL)
         return reached
 
 

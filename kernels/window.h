@@ -16,30 +16,39 @@ template <class T> MD_FN bool md_beats(T x, T best) {
     return x > best || (x != x && best == best);
 }
 
-#if MD_HOST
-
 struct md_windows {
     ptrdiff_t n, h, w, c, rows, columns;  // images, and the rows and columns of windows of each
     ptrdiff_t kh, kw, stride_h, stride_w, pad_top, pad_left;
 
     // Window rows (or columns) at position i that lie in the image: [low, high).
-    static ptrdiff_t low(ptrdiff_t start) { return std::max<ptrdiff_t>(0, -start); }
-    static ptrdiff_t high(ptrdiff_t start, ptrdiff_t size, ptrdiff_t k) {
-        return std::min(k, size - start);
+    MD_METHOD static ptrdiff_t low(ptrdiff_t start) { return start < 0 ? -start : 0; }
+    MD_METHOD static ptrdiff_t high(ptrdiff_t start, ptrdiff_t size, ptrdiff_t k) {
+        return k < size - start ? k : size - start;
     }
-    ptrdiff_t top(ptrdiff_t i) const { return i * stride_h - pad_top; }
-    ptrdiff_t left(ptrdiff_t j) const { return j * stride_w - pad_left; }
+    MD_METHOD ptrdiff_t top(ptrdiff_t i) const { return i * stride_h - pad_top; }
+    MD_METHOD ptrdiff_t left(ptrdiff_t j) const { return j * stride_w - pad_left; }
 
     // The row of windows whose row p lies on row y of the image, or -1.
-    ptrdiff_t row_at(ptrdiff_t y, ptrdiff_t p) const {
+    MD_METHOD ptrdiff_t row_at(ptrdiff_t y, ptrdiff_t p) const {
         const ptrdiff_t t = y + pad_top - p;
         return t >= 0 && t % stride_h == 0 && t / stride_h < rows ? t / stride_h : -1;
     }
+    // The columns of windows that lie on column x of the image: [leftmost, beyond).
+    MD_METHOD ptrdiff_t leftmost(ptrdiff_t x) const {
+        const ptrdiff_t t = x + pad_left - kw;
+        return t < 0 ? 0 : t / stride_w + 1;
+    }
+    MD_METHOD ptrdiff_t beyond(ptrdiff_t x) const {
+        const ptrdiff_t t = x + pad_left;
+        return t < 0 ? 0 : t / stride_w < columns ? t / stride_w + 1 : columns;
+    }
     // Elements of window (i, j) that are not padding.
-    ptrdiff_t real(ptrdiff_t i, ptrdiff_t j) const {
+    MD_METHOD ptrdiff_t real(ptrdiff_t i, ptrdiff_t j) const {
         return (high(top(i), h, kh) - low(top(i))) * (high(left(j), w, kw) - low(left(j)));
     }
 };
+
+#if MD_HOST
 
 // memset and memcpy, without the price of a call for a handful of elements.
 template <class T> MD_FN void md_clear_few(T *out, ptrdiff_t n) {

@@ -29,6 +29,7 @@ except ImportError as _cause:
     ) from _cause
 
 from minidist import errors, ops, random
+from minidist.cluster.cluster import set_service as _set_service
 from minidist.context import (
     default_dtype,
     get_cross_replica_context,
@@ -74,8 +75,8 @@ from minidist.variable import AggregatingVariable, MirroredVariable, Variable
 if _TYPE_CHECKING:
     from minidist import data, metrics, models, nn, optim
     from minidist.checking import check
-    from minidist.cluster import Cluster, connect
     from minidist.checkpoint import load, save
+    from minidist.cluster import Cluster, connect
     from minidist.instruments.bytes import Bytes
     from minidist.instruments.staleness import Staleness
     from minidist.padding import Padded, pad
@@ -85,6 +86,7 @@ if _TYPE_CHECKING:
     from minidist.train_dir import TrainDir
 
 _install_default_strategy()
+_set_service(lambda cluster: _import_module("minidist.server").serve(cluster))
 
 # What not every program uses is imported when it is first asked for.
 _LATER = {

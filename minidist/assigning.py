@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist import context, tape
+from minidist.comm.sharing import share
 from minidist.creation import VariableAggregation
 from minidist.device import Device
 from minidist.dtypes import as_array, kind
@@ -19,6 +20,7 @@ from minidist.tensor import Tensor, to_device
 from minidist.values import DistributedValues, Mirrored, local_results
 
 if TYPE_CHECKING:
+    from minidist.comm.peers import Peers
     from minidist.variable import Copy, Variable
 
 Change = Callable[["Copy", Any], Tensor]  # what a copy becomes when it is given a value
@@ -133,10 +135,14 @@ def _aggregate(strategy: Any, variable: Any, change: Any, value: Any) -> None:
             f"variable {variable.name!r} is {variable.dtype}, and a mean is floating point; give "
             "it a floating-point dtype, or another aggregation than MEAN"
         )
+    several = strategy.site.peers.count > 1
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
         value = local_results(value)[0]
-    elif isinstance(value, DistributedValues):
-        value = strategy.reduce(how.value, value, destinations=variable)
+        if several:
+            value = _of_first(strategy.site.peers, variable, value)
+    elif isinstance(value, DistributedValues) or several:
+        what = f"assigned to {variable.name!r}"
+        (value,) = strategy._reduce_pairs(how.value, [(value, variable)], what)
     elif how is VariableAggregation.SUM and strategy.num_replicas > 1 and not _is_zero(value):
         raise UsageError(
             f"variable {variable.name!r} with aggregation SUM is assigned the same "
@@ -145,6 +151,14 @@ def _aggregate(strategy: Any, variable: Any, change: Any, value: Any) -> None:
             "ONLY_FIRST_REPLICA"
         )
     variable.reader.change(variable.copies, change, value)
+
+
+def _of_first(peers: Peers, variable: Variable, value: Any) -> Any:
+    """Return what the first worker's first replica assigns."""
+    what = f"assign the first replica's value to {variable.name!r}"
+    brought = [np.asarray(value)] if peers.me == 0 else []
+    _, every = share(peers, what, brought)
+    return every[0][0]
 
 
 def _name(given: Any) -> str:

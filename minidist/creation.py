@@ -88,7 +88,7 @@ def _for_all(initial_value: Any, **options: Any) -> Any:
         wish = _Wish(as_array(initial(), options["dtype"]), options)
         return frame.replica.merge_call(_together, wish)
     strategy = frame.strategy
-    return strategy.variable_mgr.create(strategy, [initial] * strategy.num_replicas, **options)
+    return strategy.variable_mgr.create(strategy, [initial] * len(strategy.devices), **options)
 
 
 def _settled(
@@ -159,14 +159,14 @@ class _Wish:
 
 def _together(strategy: Any, wishes: Any) -> Any:
     asked: Sequence[_Wish] = local_results(wishes)
-    ours = asked[0].essence(0)
-    for replica, wish in enumerate(asked):
-        for what, theirs in wish.essence(replica).items():
+    ours, first = asked[0].essence(0), strategy.first_replica
+    for i, wish in enumerate(asked):
+        for what, theirs in wish.essence(i).items():
             if theirs != ours[what]:
                 raise MergeMismatchError(
                     f"the replicas create different variables: {what} is {ours[what]!r} in replica "
-                    f"0 and {theirs!r} in replica {replica}; all replicas must create the same "
-                    "variables in the same order"
+                    f"{first} and {theirs!r} in replica {first + i}; all replicas must create the "
+                    "same variables in the same order"
                 )
     initial = [partial(operator.attrgetter("value"), wish) for wish in asked]
     return strategy.variable_mgr.create(strategy, initial, **asked[0].options)

@@ -27,9 +27,12 @@ MOST = 8  # replicas of one kind that a report tells about, each in a line
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
-def names(replicas: Sequence[int]) -> str:
-    """Return "replica 3" or "replicas 0, 1", and how many there are if they are not all named."""
-    named = ", ".join(map(str, replicas[:MOST]))
+def names(run: Run, replicas: Sequence[int]) -> str:
+    """Return "replica 3" or "replicas 0, 1", and how many there are if they are not all named.
+
+    replicas: their numbers in this process; they are named by those among all.
+    """
+    named = ", ".join(str(run.first + i) for i in replicas[:MOST])
     more = len(replicas) - MOST
     return f"replica{'s' * (len(replicas) != 1)} {named}" + (f" and {more} more" * (more > 0))
 
@@ -41,19 +44,21 @@ def waiting(run: Run, waited: float) -> str:
         return (
             f"all replicas wait since {waited:.1f} s for the merge function of merge_call number "
             f"{run.meetings_of[merging]} (the deadline is {run.deadline:g} s), which replica "
-            f"{merging} runs. It is now at\n{stack(run.workers[merging].thread)}"
+            f"{run.first + merging} runs{_for_peers(run)}. It is now at\n"
+            f"{stack(run.workers[merging].thread)}"
         )
     here, gone = _here(run), _gone(run)
     missing = [i for i in range(run.n) if i not in {*here, *gone}]
     lines = [
-        f"replicas wait since {waited:.1f} s for {names(missing)} (the deadline is "
+        f"replicas wait since {waited:.1f} s for {names(run, missing)} (the deadline is "
         f"{run.deadline:g} s)",
         *_each(here, lambda i: _where(run, i)),
-        *_each(gone, lambda i: f"replica {i} has returned"),
+        *_each(gone, lambda i: f"replica {run.first + i} has returned"),
         *_each(
             missing,
             lambda i: (
-                f"replica {i} has come to {run.meetings_of[i]} merge_calls and is now at\n"
+                f"replica {run.first + i} has come to {run.meetings_of[i]} merge_calls and is now "
+                "at\n"
                 f"{stack(run.workers[i].thread)}"
             ),
         ),
@@ -65,7 +70,7 @@ def unequal(run: Run) -> MergeMismatchError:
     """Return the error for a replica that has finished while another waits for it."""
     here, gone = _here(run), _gone(run)
     return MergeMismatchError(
-        f"a different number of merge_calls: {names(gone)} finished {_defined(run.fn)} after "
+        f"a different number of merge_calls: {names(run, gone)} finished {_defined(run.fn)} after "
         f"{', '.join(str(run.meetings_of[i]) for i in gone[:MOST])}, while "
         + "; ".join(_each(here, lambda i: _where(run, i)))
         + ". Every replica must make the same merge_calls in the same order"
@@ -78,9 +83,9 @@ def check_same(run: Run, functions: Sequence[Any]) -> None:
     for i, other in enumerate(functions):
         if other is not first and _code(other) != _code(first):
             raise MergeMismatchError(
-                f"replicas met for different things: replica 0 in {_at(run, 0)} with {first!r}, "
-                f"replica {i} in {_at(run, i)} with {other!r}; all replicas must make the same "
-                "merge_calls in the same order"
+                f"replicas met for different things: replica {run.first} in {_at(run, 0)} with "
+                f"{first!r}, replica {run.first + i} in {_at(run, i)} with {other!r}; all replicas "
+                "must make the same merge_calls in the same order"
             )
 
 
@@ -89,7 +94,8 @@ def met(run: Run) -> str:
     places = {i: _at(run, i) for i in range(min(run.n, MOST))}
     if len(set(places.values())) == 1:
         return f", which met in {places[0]}"
-    return "; " + ", ".join(f"replica {i} came from {place}" for i, place in places.items())
+    came = (f"replica {run.first + i} came from {place}" for i, place in places.items())
+    return "; " + ", ".join(came)
 
 
 def users_line() -> str:
@@ -133,7 +139,18 @@ def _each(replicas: Sequence[int], line: Callable[[int], str]) -> list[str]:
 
 
 def _where(run: Run, i: int) -> str:
-    return f"replica {i} waits in merge_call number {run.meetings_of[i]}, in {_at(run, i)}"
+    number = run.meetings_of[i]
+    return f"replica {run.first + i} waits in merge_call number {number}, in {_at(run, i)}"
+
+
+def _for_peers(run: Run) -> str:
+    """Say for which other processes it is waited; to be appended."""
+    site = run.strategy.site
+    waits = [peers.waits for peers in (site.peers, site.sums)]
+    servers = run.strategy.variable_mgr.servers
+    if servers is not None:
+        waits.append(servers.caller.waits)
+    return "".join(f"; {says()}" for says in waits if says is not None)
 
 
 def _at(run: Run, i: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minidist import observe
+from minidist.comm.sharing import share
 from minidist.destinations import as_placeable
 from minidist.errors import ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
@@ -12,23 +13,33 @@ from minidist.structure import map_leaves
 from minidist.tensor import Tensor
 from minidist.values import Mirrored, PerReplica
 
+if TYPE_CHECKING:
+    from minidist.strategy import Strategy
 
-def gather(value: Any, axis: int, replicas: int) -> Any:
+
+def gather(strategy: Strategy, value: Any, axis: int) -> Any:
     """Return each leaf of a structure in one piece; see Strategy.gather."""
     if isinstance(axis, bool) or not isinstance(axis, int):
         raise TypeError(f"gather: axis must be an int, not {axis!r}")
-    return map_leaves(lambda leaf: _gather(leaf, axis, replicas), value)
+    return map_leaves(lambda leaf: _gather(strategy, leaf, axis), value)
 
 
-def _gather(leaf: Any, axis: int, replicas: int) -> Tensor:
+def _gather(strategy: Strategy, leaf: Any, axis: int) -> Tensor:
+    site, replicas = strategy.site, strategy.num_replicas
     if not isinstance(leaf, PerReplica):
-        if replicas > 1 or isinstance(leaf, Mirrored):
+        if len(strategy.devices) > 1 or isinstance(leaf, Mirrored):
             raise UsageError(
                 f"gather: {leaf!r} is the same in all {replicas} replicas, so it is not clear how "
                 "often it is meant; gather a per-replica value"
             )
         leaf = PerReplica(None, [leaf])
-    parts = [_part(part, axis, replica) for replica, part in enumerate(leaf.values)]
+    parts = [_part(part, axis, site.first + i) for i, part in enumerate(leaf.values)]
+    device = leaf.devices[0] if leaf.devices else parts[0].device
+    if site.peers.count > 1:
+        what = f"gather along axis {axis}"
+        _, theirs = share(site.peers, what, [part.numpy() for part in parts])
+        arrays = [array for each in theirs for array in each]
+        parts = [Tensor(device.copy_in(array), device) for array in arrays]
     first = parts[0]
     along = axis % first.ndim
     for replica, part in enumerate(parts):
@@ -39,7 +50,6 @@ def _gather(leaf: Any, axis: int, replicas: int) -> Tensor:
             )
     if len(parts) == 1:
         return first
-    device = leaf.devices[0] if leaf.devices else first.device
     length = sum(part.shape[along] for part in parts)
     shape = (*first.shape[:along], length, *first.shape[along + 1 :])
     whole = device.allocate(shape, first.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minidist import context
+from minidist.comm.sharing import agree
 from minidist.errors import ContextError
 from minidist.values import PerReplica
 from minidist.variable import Variable
@@ -31,4 +32,5 @@ def _increment(strategy: Any, variable: Variable, amount: Any) -> None:
             f"increment_var: the replicas add different amounts to {variable.name!r}: {amount!r}; "
             "pass the same, or use assign_add with an aggregation"
         )
+    agree(strategy.site.peers, "increment a variable", [f"{variable.name!r} by {amount!r}"])
     strategy.update(variable, Variable.assign_add, amount)

@@ -32,7 +32,10 @@ class Metric:
         self.count = _sum(f"{name}/count")
 
     def result(self) -> float:
-        """Return total/count; 0 where nothing has been counted. In a replica all must call it."""
+        """Return total/count; 0 where nothing has been counted.
+
+        In a replica all must call it, and outside of replicas all workers.
+        """
         replica = context.get_replica_context()
         if replica is None:
             return _ratio(None, self.total, self.count)
@@ -58,17 +61,20 @@ class Metric:
     def _in_each_replica(self, fn: Callable[..., None], *args: Any) -> None:
         """Call `fn(*args)` for this replica, or in cross-replica context for all of them.
 
-        There it is called for each component of PerReplica arguments; of others, once.
+        There it is called for each component of PerReplica arguments; of others once, in the first
+        of several workers. In one that has a single replica an argument is this replica's own.
         """
         frame = context.frame()
         strategy = self.total.strategy
         if frame.replica is not None and frame.strategy is strategy:
             fn(*args)
             return
+        site = strategy.site
         differs = any(isinstance(arg, PerReplica) for arg in args)
+        differs |= len(strategy.devices) == 1
 
         def of_one(variable: Variable, *args: Any) -> None:
-            if differs or variable.handle is variable.copies[0]:
+            if differs or (site.first == 0 and variable.handle is variable.copies[0]):
                 fn(*args)
 
         strategy.update(self.total, of_one, *args)

@@ -19,15 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from minidist import context
 from minidist.assigning import fitting, follow
+from minidist.comm.sharing import share
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.structure import leaf
 from minidist.sync_on_read import SyncOnReadVariable
 from minidist.values import PerReplica, local_results
 from minidist.variable import Variable
+
+if TYPE_CHECKING:
+    from minidist.comm.peers import Peers
 
 
 def assign_moving_average(
@@ -69,10 +75,10 @@ def assign_moving_averages(
                 f"the moving average {variable.name!r} is ON_READ: each replica assigns its own; "
                 "create it without synchronization to let all replicas follow one mean"
             )
-    share = _Share(list(variables), list(values), count, momentum, updates)
+    brought = _Share(list(variables), list(values), count, momentum, updates)
     frame = context.frame()
     if frame.replica is not None and frame.strategy is variables[0].strategy:
-        frame.replica.merge_call(_average, share)
+        frame.replica.merge_call(_average, brought)
         return
     for variable, value in zip(variables, values, strict=True):
         if isinstance(value, PerReplica):
@@ -80,7 +86,7 @@ def assign_moving_averages(
                 f"the moving average {variable.name!r} cannot follow a PerReplica value in "
                 "cross-replica context; reduce it first"
             )
-    _average(variables[0].strategy, share)
+    _follow(brought, [count], [brought.values])
 
 
 @leaf
@@ -95,17 +101,48 @@ class _Share:
     updates: Variable | None
 
 
-def _average(_: Any, shares: Any) -> None:
+def _average(strategy: Any, shares: Any) -> None:
+    """Let the variables follow what all replicas bring, also those of other workers."""
     given: Sequence[_Share] = local_results(shares)
     first = given[0]
-    for replica, share in enumerate(given):
-        same = share.variables == first.variables and share.updates is first.updates
-        if not same or share.momentum != first.momentum:
+    number = strategy.first_replica
+    for replica, each in enumerate(given, number):
+        same = each.variables == first.variables and each.updates is first.updates
+        if not same or each.momentum != first.momentum:
             raise MergeMismatchError(
-                f"replicas 0 and {replica} update the moving averages of different variables, or "
-                "with a different momentum; all replicas must make the same calls in the same order"
+                f"replicas {number} and {replica} update the moving averages of different "
+                "variables, or with a different momentum; all replicas must make the same calls in "
+                "the same order"
             )
-    total = sum(share.count for share in given)
+    counts = [each.count for each in given]
+    rows = [each.values for each in given]
+    if strategy.site.peers.count > 1:
+        counts, rows = _of_all(strategy.site.peers, first, given)
+    _follow(first, counts, rows)
+
+
+def _of_all(
+    peers: Peers, first: _Share, given: Sequence[_Share]
+) -> tuple[list[int], list[list[Any]]]:
+    """Return the counts and the values of the replicas of all workers."""
+    names = ", ".join(variable.name for variable in first.variables)
+    arrays = [
+        fitting(variable.copies[0], value).numpy()
+        for each in given
+        for variable, value in zip(first.variables, each.values, strict=True)
+    ]
+    counts = np.array([each.count for each in given], np.int64).tobytes()
+    what = f"update the moving averages {names} with a momentum of {first.momentum}"
+    words, theirs = share(peers, what, arrays, brought=counts)
+    flat = [array for each in theirs for array in each]
+    width = len(first.variables)
+    rows = [flat[start : start + width] for start in range(0, len(flat), width)]
+    return [int(n) for each in words for n in np.frombuffer(each, np.int64)], rows
+
+
+def _follow(first: _Share, counts: Sequence[int], rows: Sequence[Sequence[Any]]) -> None:
+    """Let the variables take in the mean of each replica's row of values."""
+    total = sum(counts)
     if total == 0:
         return
     momentum = first.momentum
@@ -115,7 +152,8 @@ def _average(_: Any, shares: Any) -> None:
         first.updates.assign(t)
     for i, variable in enumerate(first.variables):
         copy = variable.copies[0]
-        parts = [fitting(copy, share.values[i]) * share.count for share in given if share.count]
+        pairs = zip(rows, counts, strict=True)
+        parts = [fitting(copy, row[i]) * count for row, count in pairs if count]
         mean = sum(parts[1:], parts[0]) * (1 / total)
         if first.updates is None:
             variable.reader.follow(variable.copies, mean, momentum)

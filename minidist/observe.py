@@ -44,8 +44,9 @@ class Observer:
     def moved(self, source: str, destination: str, nbytes: int, what: str) -> None:
         """Hear that bytes went from one device's memory to another's, by their short names.
 
-        what: "reads" (variables, to who computes with them), "sums" (over the replicas), "rows"
-        (of sparse gradients), "staging", "input", or "values" for what is neither.
+        what: "reads" (variables, to who computes with them), "sums" (over the replicas), "network"
+        (both, between processes, whose names are then the ends), "rows" (of sparse gradients),
+        "staging", "input", or "values" for what is neither.
         """
 
     careful: ClassVar[bool] = False  # whether replicas compare what they do before they do it

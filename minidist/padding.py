@@ -75,6 +75,9 @@ def pad(
     power_of_two: where no maximum is given pad to the next power of two, so that few different
         shapes occur, and where one is given to the smaller of the two.
 
+    The replicas are those of this process: where those of several workers are to have one shape,
+    give a maximum.
+
     A replica gets a Padded of its own part and the part's true sizes. A part that needs no padding
     is the very Tensor that `x` has.
 

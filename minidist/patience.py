@@ -15,7 +15,7 @@ from minidist import observe
 from minidist.errors import HangError
 
 if TYPE_CHECKING:
-    from minidist.kernels.rendezvous import Fence
+    from minidist.kernels.rendezvous import Fence, SharedFence
 
 log = logging.getLogger("minidist")
 
@@ -46,7 +46,7 @@ class Waiting:
         """Return the seconds to the deadline, or 0."""
         return max(0.0, self._since + self._deadline - time.monotonic())
 
-    def tick(self, fence: Fence, target: int, what: Callable[[], str]) -> None:
+    def tick(self, fence: Fence | SharedFence, target: int, what: Callable[[], str]) -> None:
         """Wait a little for a fence; `what` says what is not going on, in a sentence."""
         if observe.watching:
             observe.waiting(lambda: fence.value >= target)

@@ -3,6 +3,8 @@
 A sum is ((x0 + x1) + x2 …); a mean is that times 1/n. Over an axis too, every replica's component
 is summed over it first, and the mean is over all elements of all replicas: never a mean of means.
 Everything that goes to the same devices is summed in one pass.
+
+Of several workers each brings what its replicas have, and all get the result.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist import dtypes, indexed_slices, ops
 from minidist.comm import Communicator, Row, allocate_row
+from minidist.comm.sharing import share
 from minidist.destinations import (
     as_placeable,
     broadcast,
@@ -25,6 +28,7 @@ from minidist.destinations import (
 from minidist.device import Device
 from minidist.errors import ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
+from minidist.parts import NOT, NUMBER, PERHAPS, SPARSE, SURELY, Part, meet, parts_of
 from minidist.structure import map_leaves
 from minidist.sync_on_read import SyncOnReadVariable
 from minidist.tensor import Tensor
@@ -82,17 +86,41 @@ def batch_reduce(
     communicator: Communicator,
     op: ReduceOp | str,
     pairs: Iterable[tuple[Any, Any]],
+    *details: str,
 ) -> list[Any]:
-    """Return the sum or mean of each value, in order; see Strategy.batch_reduce."""
-    return _Reduction(strategy, communicator, as_reduce_op(op), None)(list(pairs))
+    """Return the sum or mean of each value, in order; see Strategy.batch_reduce.
+
+    details: what else several workers must do alike, in words.
+    """
+    return _Reduction(strategy, communicator, as_reduce_op(op), None)(list(pairs), *details)
+
+
+@dataclass
+class _Leaf:
+    """A leaf, what each replica has of it, and where the result is wanted.
+
+    same: one value for all replicas, so that one part stands for all; SURELY or PERHAPS as long as
+    other workers have not been asked, NOT where they differ.
+    """
+
+    value: Any
+    wanted: Devices | None
+    home: Devices
+    same: int
+    parts: Sequence[Part]
+
+    @property
+    def devices(self) -> Devices:
+        return self.wanted or self.home
 
 
 @dataclass
 class _Term:
     """A leaf of which the replicas' tensors are to be summed.
 
-    scale: the factor of the sum, taken in the same pass. after: that of an integer sum, which is
-    made floating point first. dtype: what the sum is rounded to at the end, if not its own.
+    parts: those of this process. scale: the factor of the sum, taken in the same pass. after: that
+    of an integer sum, which is made floating point first. dtype: what the sum is rounded to at the
+    end, if not its own.
     """
 
     parts: Sequence[Tensor]
@@ -102,7 +130,10 @@ class _Term:
 
 
 class _Reduction:
-    """One call of reduce or batch_reduce: first every leaf is looked at, then all are summed."""
+    """One call of reduce or batch_reduce: first every leaf is looked at, then all are summed.
+
+    In between several workers tell each other what they have, so that all do the same with it.
+    """
 
     def __init__(
         self, strategy: Strategy, communicator: Communicator, op: ReduceOp, axis: int | None
@@ -111,82 +142,102 @@ class _Reduction:
         self._communicator = communicator
         self._op = op
         self._axis = axis
+        self._site = strategy.site
 
-    def __call__(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-        # What is summed in one pass: to the same devices, of as many parts, and with one factor.
-        passes: dict[tuple[Devices, int, float], list[tuple[list[Any], int, _Term]]] = {}
-        results = []
+    def __call__(self, pairs: Sequence[tuple[Any, Any]], *details: str) -> list[Any]:
+        leaves: list[_Leaf] = []
         for value, destinations in pairs:
             wanted = None if destinations is None else devices_of(destinations)
-            leaves = _leaves(value)
-            results.append(leaves)
-            for i, leaf in enumerate(leaves):
-                outcome, devices = self._look(leaf, wanted)
-                if isinstance(outcome, _Term):
-                    key = (devices, len(outcome.parts), outcome.scale)
-                    passes.setdefault(key, []).append((leaves, i, outcome))
-                else:
-                    leaves[i] = outcome
+            leaves += [self._look(leaf, wanted) for leaf in _leaves(value)]
+        if self._site.peers.count > 1:
+            self._ask(leaves, details)
+        results: list[Any] = [None] * len(leaves)
+        # What is summed in one pass: to the same devices, of as many parts, and with one factor.
+        passes: dict[tuple[Devices, int, float], list[tuple[int, _Term]]] = {}
+        for i, leaf in enumerate(leaves):
+            outcome = self._settled(leaf)
+            if isinstance(outcome, _Term):
+                devices = self._meeting_place(leaf)
+                key = (devices, len(outcome.parts), outcome.scale)
+                passes.setdefault(key, []).append((i, outcome))
+            else:
+                results[i] = outcome
         for (devices, _, scale), members in passes.items():
-            totals = self._sum([term for _, _, term in members], devices, scale)
-            for (leaves, i, _), total in zip(members, totals, strict=True):
-                leaves[i] = total
-        return [
-            _with_leaves(value, leaves) for (value, _), leaves in zip(pairs, results, strict=True)
-        ]
+            totals = self._sum([term for _, term in members], devices, scale)
+            for (i, _), total in zip(members, totals, strict=True):
+                there = leaves[i].devices
+                results[i] = total if there == devices else broadcast(total, there)
+        following = iter(results)
+        return [map_leaves(lambda _: next(following), value) for value, _ in pairs]
 
     # --- what a leaf is
 
-    def _look(self, leaf: Any, wanted: Devices | None) -> tuple[Any, Devices]:
-        """Return a leaf's result, or the term that it is to be summed as, and its devices."""
-        replicas = self._strategy.num_replicas
-        different, values, home = self._components(leaf)
-        devices = wanted or home
-        if not different:
-            zero = isinstance(leaf, int | float) and leaf == 0
-            if self._op is ReduceOp.SUM and replicas > 1 and not zero:
-                raise UsageError(
-                    f"reduce: {leaf!r} is the same in all {replicas} replicas and no per-replica "
-                    "value, so its sum is not defined; reduce a per-replica value, or use 'mean'"
-                )
-            if self._unchanged(values[0]):
-                return leaf if wanted is None else broadcast(leaf, wanted), devices
+    def _look(self, leaf: Any, wanted: Devices | None) -> _Leaf:
+        same, values, home = self._components(leaf)
+        if same:
             values = values[:1]
-        if not all(isinstance(value, Tensor) for value in values):
-            if all(map(is_number, values)):
-                return self._number(values), devices
-            parts = [
-                as_placeable(value, f"reduce, in replica {replica}")
-                for replica, value in enumerate(values)
-            ]
-            for replica, value in enumerate(values):
-                if is_number(value):
-                    raise ShapeError(
-                        f"reduce: replica {replica} has the number {value!r} and others have "
-                        "tensors; make it one too, with md.constant"
-                    )
-            sparse = [part for part in parts if isinstance(part, IndexedSlices)]
-            if len(sparse) == len(parts) and self._axis is None:
-                return self._sparse(sparse, devices), devices
-            values = [p.to_dense() if isinstance(p, IndexedSlices) else p for p in parts]
-        return self._dense(values, devices)
+        placeable = [
+            value
+            if isinstance(value, Tensor | IndexedSlices) or is_number(value)
+            else as_placeable(value, f"reduce, in replica {self._site.first + i}")
+            for i, value in enumerate(values)
+        ]
+        return _Leaf(leaf, wanted, home, same, parts_of(placeable, self._axis))
 
-    def _components(self, leaf: Any) -> tuple[bool, Sequence[Any], Devices]:
-        """Return whether a leaf differs between replicas, its components, and their devices."""
+    def _components(self, leaf: Any) -> tuple[int, Sequence[Any], Devices]:
+        """Return whether a leaf is one for all replicas, its components, and their devices."""
         if isinstance(leaf, Variable):
-            different = differs(leaf) and len(leaf.copies) > 1
-            return different, [copy.tensor for copy in leaf.copies], devices_of(leaf)
+            different = differs(leaf) and self._site.replicas > 1
+            same = NOT if different else SURELY
+            return same, [copy.tensor for copy in leaf.copies], devices_of(leaf)
         if isinstance(leaf, DistributedValues):
-            if isinstance(leaf, PerReplica) and len(leaf.values) != self._strategy.num_replicas:
+            n = len(self._strategy.devices)
+            if isinstance(leaf, PerReplica) and len(leaf.values) != n:
                 raise UsageError(
                     f"reduce: a PerReplica with {len(leaf.values)} components is none of the "
-                    f"{self._strategy.num_replicas} replicas of {self._strategy!r}: {leaf!r}"
+                    f"{n} replicas of {self._strategy!r}: {leaf!r}"
                 )
             home = leaf.devices or self._strategy.devices[: len(leaf.values)]
-            return isinstance(leaf, PerReplica), leaf.values, tuple(home)
+            same = NOT if isinstance(leaf, PerReplica) else PERHAPS
+            return same, leaf.values, tuple(home)
         if isinstance(leaf, Tensor | IndexedSlices):
-            return False, [leaf], (leaf.device,)
-        return False, [leaf], self._strategy.devices[:1]
+            return PERHAPS, [leaf], (leaf.device,)
+        return PERHAPS, [leaf], self._strategy.devices[:1]
+
+    def _ask(self, leaves: Sequence[_Leaf], details: Sequence[str]) -> None:
+        """Put the parts of all workers into leaves."""
+        how = [f"the {self._op.value} over axis {self._axis}", *details]
+        looked = [(leaf.same, leaf.parts) for leaf in leaves]
+        found = meet(self._site.peers, self._site.counts, how, looked)
+        for leaf, (same, parts) in zip(leaves, found, strict=True):
+            leaf.same, leaf.parts = SURELY if same else NOT, parts
+
+    def _settled(self, leaf: _Leaf) -> Any:
+        """Return a leaf's result, or the term that it is to be summed as."""
+        parts, devices, replicas = leaf.parts, leaf.devices, self._site.replicas
+        if leaf.same:
+            value = parts[0].value if len(parts) == 1 else None
+            zero = isinstance(leaf.value, int | float) and leaf.value == 0
+            if self._op is ReduceOp.SUM and replicas > 1 and not zero:
+                raise UsageError(
+                    f"reduce: {leaf.value!r} is the same in all {replicas} replicas and no "
+                    "per-replica value, so its sum is not defined; reduce a per-replica value, or "
+                    "use 'mean'"
+                )
+            if self._unchanged(value):
+                return leaf.value if leaf.wanted is None else broadcast(leaf.value, leaf.wanted)
+        kinds = {part.kind for part in parts}
+        if kinds == {NUMBER}:
+            return self._number([part.value for part in parts])
+        if NUMBER in kinds:
+            replica = next(i for i, part in enumerate(parts) if part.kind == NUMBER)
+            raise ShapeError(
+                f"reduce: replica {replica} has the number {parts[replica].value!r} and others "
+                "have tensors; make it one too, with md.constant"
+            )
+        if kinds == {SPARSE}:
+            return self._sparse(parts, devices)
+        return self._dense([part.made_dense() for part in parts], devices)
 
     def _unchanged(self, value: Any) -> bool:
         """Whether one value is its own result, with nothing to be done to it."""
@@ -200,8 +251,6 @@ class _Reduction:
     # --- leaves that are done at once
 
     def _number(self, values: Sequence[Any]) -> Any:
-        if self._axis is not None:
-            raise UsageError(f"reduce: axis {self._axis} is out of range for a number: {values!r}")
         total = values[0]
         for value in values[1:]:
             total = total + value
@@ -209,40 +258,50 @@ class _Reduction:
             return total / len(values)
         return int(total) if isinstance(total, bool) else total
 
-    def _sparse(self, parts: Sequence[IndexedSlices], devices: Devices) -> Any:
-        total = indexed_slices.concatenate(parts)
+    def _sparse(self, parts: Sequence[Part], devices: Devices) -> Any:
+        slices = [part.value for part in parts]
+        if None in slices:
+            slices = self._slices_of_all(parts)
+        total = indexed_slices.concatenate(slices)
         if self._op is ReduceOp.MEAN and len(parts) > 1:
             total = total * (1 / len(parts))
         return place(total, devices)
 
+    def _slices_of_all(self, parts: Sequence[Part]) -> list[IndexedSlices]:
+        """Return those of all workers, on this one's first device."""
+        arrays = []
+        for part in self._own(parts):
+            arrays += [part.value.values.numpy(), part.value.indices.numpy()]
+        _, theirs = share(self._site.peers, "reduce IndexedSlices", arrays, kind="rows")
+        device = self._strategy.devices[0]
+        given = (Tensor(device.copy_in(array), device) for each in theirs for array in each)
+        return [IndexedSlices(next(given), next(given), part.shape) for part in parts]
+
     # --- leaves that are summed
 
-    def _dense(self, parts: Sequence[Tensor], devices: Devices) -> tuple[Any, Devices]:
-        counts = [1] * len(parts)
-        if all(part.dtype == bool for part in parts):  # they count as 0 and 1
-            parts = [ops.cast(part, "int64") for part in parts]
-        narrow = None
-        if self._axis is not None:
-            if all(dtypes.is_narrow(part.dtype) and part.dtype == parts[0].dtype for part in parts):
-                narrow = parts[0].dtype  # and float32 until all is added up
-                parts = [ops.cast(part, "float32") for part in parts]
-            counts = [_length(part, self._axis) for part in parts]
-            parts = [ops.reduce_sum(part, self._axis) for part in parts]
-        shape, dtype = parts[0].shape, parts[0].dtype
+    def _own(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return those of this process; of what is the same in all replicas, the only one."""
+        return parts[self._site.first :][: len(self._strategy.devices)] if len(parts) > 1 else parts
+
+    def _dense(self, parts: Sequence[Part], devices: Devices) -> Any:
+        first = parts[0]
         for replica, part in enumerate(parts[1:], 1):
-            if part.shape != shape or part.dtype != dtype:
-                raise ShapeError(
-                    f"reduce: replica 0 has {dtype}{list(shape)} and replica {replica} has "
-                    f"{part.dtype}{list(part.shape)}"
-                )
-        count = sum(counts)
+            if part.shape != first.shape or part.dtype != first.dtype:
+                raise ShapeError(f"reduce: replica 0 has {first} and replica {replica} has {part}")
+        own = [part.value for part in self._own(parts)]
+        count = sum(part.length for part in parts)
         factor = 1.0 if self._op is ReduceOp.SUM else 1 / count if count else 0.0
-        after = factor if self._op is ReduceOp.MEAN and dtype.kind in "iu" else None
+        after = factor if self._op is ReduceOp.MEAN and own[0].dtype.kind in "iu" else None
+        narrow = first.narrow
         if len(parts) > 1:
-            return _Term(parts, factor if after is None else 1.0, after, narrow), devices
-        only = ops.cast(parts[0], "float64") if after is not None else parts[0]
+            return _Term(own, factor if after is None else 1.0, after, narrow)
+        only = ops.cast(own[0], "float64") if after is not None else own[0]
         total = only if factor == 1 else only * factor
-        return place(total if narrow is None else ops.cast(total, narrow), devices), devices
+        return place(total if narrow is None else ops.cast(total, narrow), devices)
+
+    def _meeting_place(self, leaf: _Leaf) -> Devices:
+        """Return where a leaf is summed; workers may differ in where they want what is summed."""
+        return leaf.devices if self._site.peers.count == 1 else self._strategy.devices[:1]
 
     def _sum(self, terms: Sequence[_Term], devices: Devices, scale: float) -> Iterator[Any]:
         """Sum all terms in one pass, to all devices."""
@@ -272,16 +331,3 @@ def _leaves(structure: Any) -> list[Any]:
 
     map_leaves(note, structure)
     return leaves
-
-
-def _with_leaves(structure: Any, leaves: Sequence[Any]) -> Any:
-    following = iter(leaves)
-    return map_leaves(lambda _: next(following), structure)
-
-
-def _length(part: Tensor, axis: int) -> int:
-    if not -part.ndim <= axis < part.ndim:
-        raise UsageError(
-            f"reduce: axis {axis} is out of range for a value of shape {list(part.shape)}"
-        )
-    return part.shape[axis]

@@ -34,13 +34,15 @@ def regroup(
     devices: Devices = None,
     *,
     numbers_are_shared: bool = True,
+    first: int = 0,
 ) -> Any:
     """Return one structure from the replicas' structures, `values` being in replica order.
 
     A leaf becomes `wrap(devices, its components)`, unless it is the same object in all replicas.
     Where some replicas have None, the others' may be anything, and are components too. Copies of
     one variable, each on its replica's device, become the variable. Without `numbers_are_shared`
-    the numbers of several replicas are wrapped also where they are the same.
+    the numbers of several replicas are wrapped also where they are the same. first: what the first
+    replica is called in errors.
     Raises StructureError (a ValueError) where the structures differ, or the copies do not match.
     """
     if devices is not None and not isinstance(devices, DeviceMap):
@@ -50,9 +52,9 @@ def regroup(
     except _Different as different:
         where = "".join(f"[{name!r}]" for name in different.path)
         raise StructureError(
-            f"replicas 0 and {different.replica} returned different structures, so their values "
-            f"cannot be lined up{' at ' + where if where else ''}: {different.ours} and "
-            f"{different.theirs}"
+            f"replicas {first} and {first + different.replica} returned different structures, so "
+            f"their values cannot be lined up{' at ' + where if where else ''}: {different.ours} "
+            f"and {different.theirs}"
         ) from None
 
 

@@ -156,21 +156,23 @@ def own_value(leaf: Any) -> Any:
 def _all_reduce(strategy: Any, brought: Any) -> Any:
     """Reduce all leaves in one pass, and give each replica its own."""
     devices: Sequence[Device] = strategy.devices
-    pairs = []
+    pairs, details = [], []
     op: Any = "sum"
     for leaf in leaves(brought):
         parts: Sequence[_Brought] = local_results(leaf)
         op = parts[0].op
-        for replica, part in enumerate(parts):
+        for replica, part in enumerate(parts, strategy.first_replica):
             if not part.is_like(parts[0]):
                 raise MergeMismatchError(
-                    f"the replicas all_reduce different things: replica 0 {parts[0]}, and replica "
-                    f"{replica} {part}; all must reduce the same, and take gradients of the same, "
-                    "in the same order"
+                    f"the replicas all_reduce different things: replica {strategy.first_replica} "
+                    f"{parts[0]}, and replica {replica} {part}; all must reduce the same, and take "
+                    "gradients of the same, in the same order"
                 )
+        if strategy.num_replicas > len(devices):
+            details.append(str(parts[0]))
         values = [part.value for part in parts]
         pairs.append((PerReplica(devices, values), _places(values, devices)))
-    totals = strategy.batch_reduce(op, pairs)
+    totals = strategy._reduce_pairs(op, pairs, *details)
     return fill(
         brought,
         [_dealt(total, places, devices) for total, (_, places) in zip(totals, pairs, strict=True)],

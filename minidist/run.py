@@ -73,6 +73,7 @@ class Run:
     ) -> None:
         self.strategy = strategy
         self.n = len(devices)
+        self.first = strategy.first_replica  # the number, among all, of this process's first one
         self._devices = devices
         self.fn, self._args, self._kwargs = fn, args, kwargs
         self._caller = context.frame()
@@ -137,7 +138,8 @@ class Run:
                 self._failure = None  # its traceback refers to this run: no circle
         if observe.watching:
             observe.verify()
-        return regroup(self._results, devices=self._devices, numbers_are_shared=False)
+        how: dict[str, Any] = {"devices": self._devices, "first": self.first}
+        return regroup(self._results, numbers_are_shared=False, **how)
 
     def _watch(self, parent: Run | None) -> None:
         """Wait until all have ended or one has failed. Between two waits Python handles signals."""
@@ -152,7 +154,7 @@ class Run:
             dead = [i for i in range(self.n) if not self.workers[i].thread.is_alive()]
             if dead:
                 raise HangError(
-                    f"the threads of {diagnosis.names(dead)} were ended from outside the run"
+                    f"the threads of {diagnosis.names(self, dead)} were ended from outside the run"
                 )
             since = self._waits_since
             if since is None or self._nested:
@@ -173,9 +175,9 @@ class Run:
             if not self.rendezvous.departed[i]:
                 diagnosis.note(
                     self._failure,
-                    f"replica {i} ({self._devices[i].short}) was still running {GRACE:g} s later "
-                    "and cannot be stopped from outside; its thread was abandoned at\n"
-                    f"{stack(worker.thread)}",
+                    f"replica {self.first + i} ({self._devices[i].short}) was still running "
+                    f"{GRACE:g} s later and cannot be stopped from outside; its thread was "
+                    f"abandoned at\n{stack(worker.thread)}",
                 )
 
     def _give_back(self, pool: Pool) -> None:
@@ -198,7 +200,7 @@ class Run:
                 replica=Replica(self, i, device),
                 device=device,
                 draws={},
-                replica_id=self.strategy.first_replica + i,
+                replica_id=self.strategy.site.first_everywhere + i,
                 step=self._step,
                 run=self,
                 # What a replica inherits from the caller.
@@ -229,7 +231,8 @@ class Run:
         except Stopped:
             pass
         except BaseException as failure:
-            self._fail(failure, f"replica {i} of {self.n}, on {device.short}")
+            who = f"replica {self.first + i} of {self.strategy.num_replicas}"
+            self._fail(failure, f"{who}, on {device.short}")
         finally:
             context.leave(old)
             tape.pause()  # for good: those that were left open
@@ -348,10 +351,11 @@ class Run:
                 if payload[0] is not fn:
                     diagnosis.check_same(self, [each[0] for each in payloads])
                     break
+            how: dict[str, Any] = {"devices": self._devices, "first": self.first}
             if any(payload[1] for payload in payloads):
-                args = regroup([payload[1] for payload in payloads], devices=self._devices)
+                args = regroup([payload[1] for payload in payloads], **how)
             if any(payload[2] for payload in payloads):
-                kwargs = regroup([payload[2] for payload in payloads], devices=self._devices)
+                kwargs = regroup([payload[2] for payload in payloads], **how)
             return fn(self.strategy, *args, **kwargs)
         except Stopped:
             raise

@@ -7,12 +7,12 @@
     w/staged …         what the policy holds from step to step; see variable_mgr/held.py
 
 Other names say nothing of policy and number of replicas, so any strategy can go on from any
-other's state.
+other's state. Replicas are those of all workers; of their own values, each worker has only some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,36 +25,49 @@ from minidist.errors import UsageError
 from minidist.optim import Optimizer
 from minidist.tensor import Tensor
 from minidist.tensor_file import HostArray
-from minidist.variable import Variable
-from minidist.variable_mgr.held import Held
+from minidist.variable import Copy, Variable
+from minidist.variable_mgr.held import Held, Kept
 
 
 def state_dict(variables: Any, optimizer: Optimizer | None = None) -> dict[str, HostArray]:
     """Return copies of all arrays of the state in the host's memory, by name.
 
-    variables: see `variables_of`. Call it in cross-replica context. Raises UsageError (a
-    ValueError) where two have the same name.
+    variables: see `variables_of`. Call it in cross-replica context, on all workers together. What
+    only other workers have is not among it. Raises UsageError (a ValueError) where two have the
+    same name.
     """
     everything = variables_of(variables)
-    arrays, _ = taken_out(everything + slots_of(everything, optimizer))
+    everything += slots_of(everything, optimizer)
+    arrays = taken_out(by_key(everything, copies_of(everything)))
+    kept = held_of(everything)
+    return arrays | {key: each.array for key, each in kept.items() if each.array is not None}
+
+
+def taken_out(
+    named: Mapping[str, Sequence[Part]], keys: Collection[str] | None = None
+) -> dict[str, HostArray]:
+    """Return copies of those arrays of a state that this process has; with `keys`, only of these.
+
+    All workers do this together: some values are made of all of theirs.
+    """
+    arrays = {}
+    for key, (part, *_) in named.items():
+        wanted = part.copy_here is not None and (keys is None or key in keys)
+        if wanted or part.of_all:
+            value = part.take_out()
+            if wanted:
+                arrays[key] = value
     return arrays
 
 
-def taken_out(variables: Sequence[Variable]) -> tuple[dict[str, HostArray], dict[str, float]]:
-    """Return copies of the arrays of a state, and the names of what is held with their factors.
-
-    Of these some may have no array; see variable_mgr.held.Kept.
-    """
-    named = by_key(variables, copies_of(variables))
-    arrays = {key: alike[0].take_out() for key, alike in named.items()}
-    factors = {}
+def held_of(variables: Iterable[Variable]) -> dict[str, Kept]:
+    """Return what the policy holds now beside variables, by its name in a state."""
+    found = {}
     for key, (variable, held) in held_by_key(variables).items():
         kept = held.take_out(variable)
         if kept is not None:
-            factors[key] = kept.factor
-            if kept.array is not None:
-                arrays[key] = kept.array
-    return arrays, factors
+            found[key] = kept
+    return found
 
 
 def variables_of(what: Any) -> tuple[Variable, ...]:
@@ -86,19 +99,40 @@ def slots_of(
     """Return what an optimizer keeps beside variables, as variables; what lacks is made.
 
     That is beside trainable variables, also before the optimizer has run, and beside others that
-    it has been applied to, here or (names that are `saved` say so) in the state's past.
+    it has been applied to, here or (names that are `saved` say so) in the state's past. Beside what
+    a parameter server holds there is nothing here.
     """
-    if optimizer is None:
-        return ()
     return tuple(
         optimizer.slot(variable, slot)
+        for variable, slot in slot_names(variables, optimizer, saved).values()
+        if optimizer is not None and server_of(variable) is None
+    )
+
+
+def slot_names(
+    variables: Iterable[Variable], optimizer: Optimizer | None, saved: Collection[str] = ()
+) -> dict[str, tuple[Variable, str]]:
+    """Return what `slots_of` speaks of by its name in a state: beside which variable, which slot.
+
+    Of what a parameter server holds too.
+    """
+    if optimizer is None:
+        return {}
+    return {
+        optimizer.slot_name(variable, slot): (variable, slot)
         for variable in variables
         if kind(variable.dtype) == "f"
         for slot in optimizer.slots
         if variable.trainable
         or optimizer.has_slots(variable)
         or optimizer.slot_name(variable, slot) in saved
-    )
+    }
+
+
+def server_of(variable: Variable) -> int | None:
+    """Return which parameter server holds a variable, None where the workers do."""
+    servers = variable.strategy.variable_mgr.servers
+    return None if servers is None else servers.task_of(variable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +140,21 @@ class Part:
     """One array of the state: a variable's value for all replicas, or one replica's."""
 
     variable: Variable
-    replica: int | None  # None: for all
+    replica: int | None  # among those of all workers; None: for all
+
+    @property
+    def copy_here(self) -> Copy | None:
+        """The copy that has the value; None where only another worker has one."""
+        if self.replica is None:
+            return self.variable.copies[0]
+        here = self.replica - self.variable.strategy.variable_mgr.site.first
+        return self.variable.copies[here] if 0 <= here < len(self.variable.copies) else None
+
+    @property
+    def of_all(self) -> bool:
+        """Whether all workers' copies make the value, so that all must take it out together."""
+        on_read = self.variable.synchronization is VariableSynchronization.ON_READ
+        return on_read and self.replica is None
 
     def key(self, copies: int) -> str:
         """Return its name in a state with so many copies of what each replica has of its own.
@@ -120,15 +168,16 @@ class Part:
         """Return a copy of the array in the host's memory."""
         if self.replica is None:
             return self.variable.to_save()
-        copy = self.variable.copies[self.replica]
+        copy = self.copy_here
+        assert copy is not None
         return copy.device.copy_out(copy.array)
 
     def put_back(self, array: HostArray) -> None:
-        """Set the value from an array of the variable's shape and dtype."""
+        """Set the value, as far as it is here, from an array of the variable's shape and dtype."""
+        copy = self.copy_here
         if self.replica is None:
             self.variable.restore(array)
-        else:
-            copy = self.variable.copies[self.replica]
+        elif copy is not None:
             copy.write(Tensor(copy.device.copy_in(array), copy.device))
 
 
@@ -137,7 +186,7 @@ def _parts(variable: Variable) -> list[Part]:
         apart = variable.aggregation is VariableAggregation.NONE
     else:
         apart = variable.strategy.variable_mgr.independent
-    replicas = range(len(variable.copies)) if apart else [None]
+    replicas = range(variable.strategy.variable_mgr.site.replicas) if apart else [None]
     return [Part(variable, replica) for replica in replicas]
 
 

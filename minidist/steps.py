@@ -86,7 +86,7 @@ class MultiStepContext:
         def own(leaf: Any) -> Any:
             if isinstance(leaf, (DistributedValues, Variable)):
                 return leaf
-            return PerReplica(strategy.devices, [leaf] * strategy.num_replicas)
+            return PerReplica(strategy.devices, [leaf] * len(strategy.devices))
 
         self._reduce(strategy, name, map_leaves(own, output), reduce_op)
 

@@ -19,13 +19,22 @@ from functools import partial
 from typing import Any, NoReturn
 
 from minidist import context, gathering, observe, reduction, updating
-from minidist.cluster import Cluster, alone, connect
+from minidist.cluster import Cluster, alone, connect, connected
 from minidist.cluster.site import Site
 from minidist.destinations import broadcast, devices_of
 from minidist.device import Device, host
 from minidist.device import devices as parse_devices
 from minidist.errors import ContextError, UsageError
-from minidist.input import DistributedDataset, InputContext, deal, sources, split
+from minidist.input import (
+    ENDS,
+    DistributedDataset,
+    InputContext,
+    Share,
+    deal,
+    own_part,
+    sources,
+    split,
+)
 from minidist.patience import DEADLINE, REPORT_AFTER
 from minidist.pool import Pool
 from minidist.reduction import ReduceOp
@@ -34,7 +43,7 @@ from minidist.steps import MultiStepContext, run_steps
 from minidist.threads import limit_blas, release_blas
 from minidist.values import local_results
 from minidist.variable import Variable
-from minidist.variable_mgr import ACROSS, PolicyOptions, VariableMgr, check, make
+from minidist.variable_mgr import ACROSS, SERVED, PolicyOptions, VariableMgr, check, make
 
 
 class Strategy:
@@ -45,6 +54,10 @@ class Strategy:
     policy_options: see PolicyOptions.
     cluster: the processes that the policy is for, as `md.connect` returns them; by default all of
         the job, for the policies of several workers, and this one alone for the others.
+        Of several workers all must make the same calls in the same order. What is for all replicas
+        (gradients, reduce, gather, what they assign, what is read of their own values, creation) is
+        for those of all workers; a merge function runs once in each. Where one worker's run fails
+        all others' end in a PeerError that names it, and the strategy can be used no more.
     concurrent: replicas compute at the same time; False gives strict turns, replica 0 until it
         meets or returns, then replica 1 …, for debugging.
     report_after, deadline: seconds after which replicas that wait for one that does not come are
@@ -90,7 +103,7 @@ class Strategy:
             options = _options(policy_options)
             self._policy = (variable_update, policy_options)
             check(variable_update, options)
-            self.site = self._find_site(variable_update, cluster)
+            self.site = self._find_site(variable_update, options, cluster)
             self.variable_mgr = make(variable_update, self.site, options)
         self._communicator = options.communicator(self.site)
         self.first_replica = self.site.first
@@ -104,21 +117,27 @@ class Strategy:
         forgotten = weakref.finalize(self, self._pool.drop, partial(release_blas, self._pool))
         forgotten.atexit = False  # the pool is closed at exit
 
-    def _find_site(self, variable_update: str, cluster: Cluster | None) -> Site:
+    def _find_site(
+        self, variable_update: str, options: PolicyOptions, cluster: Cluster | None
+    ) -> Site:
         """Return where the replicas are; without a cluster, the policy says whether there is one.
 
         Raises UsageError for a policy of one machine in a cluster of several workers.
         """
-        across = variable_update in ACROSS
-        if cluster is None:
-            cluster = connect() if across else alone()
-        if len(cluster.workers) > 1 and not across and variable_update != "independent":
+        served = variable_update in SERVED
+        if cluster is None and variable_update in (*ACROSS, "distributed_replicated"):
+            cluster = connect()
+        elif cluster is None:  # but who has made ps means them
+            known = connected() if served else None
+            cluster = known if known is not None and known.servers else alone()
+        if len(cluster.workers) > 1 and variable_update not in (*ACROSS, *SERVED, "independent"):
             raise UsageError(
                 f"{variable_update} is for one worker, and {cluster!r} has more; use one of "
-                f"{', '.join(ACROSS)}"
+                f"{', '.join(ACROSS + SERVED)}"
             )
         patience = weak_patience(self)
-        return Site.of(self.devices, cluster, in_step=across, patience=patience)
+        in_step = not served or options.cross_replica_sync  # all others meet, for gradients or not
+        return Site.of(self.devices, cluster, in_step=in_step, patience=patience)
 
     # --- scopes
 
@@ -208,7 +227,7 @@ class Strategy:
                 result = run(self._pool)
         except BaseException as failure:
             self.failed_runs += 1
-            self.site.peers.fail(failure)
+            self.site.fail(failure)
             raise
         self._longest = max(self._longest, time.monotonic() - started)
         return result
@@ -220,7 +239,7 @@ class Strategy:
         """
         self._pool.close()
         self.variable_mgr.close()
-        self.site.peers.leave()
+        self.site.leave()
         for device in (*self.devices, host()):
             device.trim()
         release_blas(self._pool)
@@ -229,7 +248,11 @@ class Strategy:
     def __enter__(self) -> Strategy:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: object
+    ) -> None:
+        if failure is not None:  # other workers are not to wait for what will not come
+            self.site.fail(failure)
         self.close()
 
     # --- for all replicas at once
@@ -248,6 +271,9 @@ class Strategy:
         A mean is floating point, also of integers; booleans are counted. A leaf that is not
         distributed, or is Mirrored, is its own mean; its sum is only defined for 0 and for one
         replica. IndexedSlices stay sparse: their rows follow each other.
+        Of several workers each gives its replicas' parts, and gets the result. In one that has a
+        single replica, what is not distributed is this replica's own; in others it is the same in
+        all replicas if it is the same, to the last bit, in all workers.
         Raises UsageError (a ValueError) for what cannot be reduced, ShapeError where the replicas'
         shapes or dtypes differ, TypeError for an axis that is no integer.
         """
@@ -260,7 +286,13 @@ class Strategy:
         What goes to the same devices is summed in one pass.
         """
         self._require("batch_reduce")
-        return reduction.batch_reduce(self, self._communicator, op, pairs)
+        return self._reduce_pairs(op, pairs)
+
+    def _reduce_pairs(
+        self, op: ReduceOp | str, pairs: Iterable[tuple[Any, Any]], *details: str
+    ) -> list[Any]:
+        """Do what batch_reduce does; details: what else all workers do alike, in words."""
+        return reduction.batch_reduce(self, self._communicator, op, pairs, *details)
 
     def broadcast(self, value: Any, destinations: Any = None) -> Any:
         """Return each leaf of a structure on all destinations, by default the replicas' devices.
@@ -276,13 +308,13 @@ class Strategy:
         """Return the replicas' components of each leaf one behind the other along an axis.
 
         Lengths along this axis may differ, and so may be 0. The result is one Tensor on the first
-        replica's device.
+        replica's device, of several workers on that of each.
         Raises UsageError (a ValueError) for an axis that there is not and for a value that does not
         differ between several replicas, ShapeError where other lengths or dtypes differ, TypeError
         for an axis that is no integer.
         """
         self._require("gather")
-        return gathering.gather(value, axis, len(self.devices))
+        return gathering.gather(self, value, axis)
 
     def update(
         self,
@@ -339,14 +371,17 @@ class Strategy:
     ) -> DistributedDataset:
         """Split each global batch, a structure of arrays, over the replicas, larger parts first.
 
+        Of several workers each must be given the same batches, and takes its own replicas' parts of
+        them; where `batches` can make parts (see minidist.input.Divisible) it makes no more.
         The result is iterated over in cross-replica context, anew each time; see minidist.input.
         prefetch: how many batches at most are read ahead, by a thread. drop_remainder: leave out
         batches that have fewer examples than the first.
         """
         self._require("distribute_dataset")
+        share = Share.of(self.site)
         return DistributedDataset(
-            [batches],
-            split,
+            [own_part(batches, share)],
+            partial(split, share),
             self.devices,
             lambda: self.patience,
             prefetch=prefetch,
@@ -358,25 +393,40 @@ class Strategy:
         input_fn: Callable[[InputContext], Any],
         replication_mode: str = "per_worker",
         *,
+        ends: str = "join",
         prefetch: int = 2,
         drop_remainder: bool = False,
     ) -> DistributedDataset:
         """Distribute what an input function makes: each element is one replica's batch.
 
         `input_fn(md.InputContext)` returns an iterable, or a function that returns the next element
-        until it raises StopIteration. "per_worker": it is called once, and consecutive replicas get
-        consecutive elements. "per_replica": it is called for each replica, whose elements its are.
-        Replicas without data get empty arrays until none has any.
-        Raises UsageError (a ValueError) for another mode, and for what input_fn must not return.
+        until it raises StopIteration. "per_worker": it is called once in each worker, and
+        consecutive replicas there get consecutive elements. "per_replica": it is called for each
+        replica, whose elements its are.
+        ends: what happens when a replica is without data. "join": it gets empty arrays, until none
+        has any; "drop": that ends the data for all; "pad": it gets again what it had, from the
+        beginning, until all have had theirs. So all workers come to an end together.
+        Raises UsageError (a ValueError) for another mode or end, for what input_fn must not return,
+        and for "pad" with drop_remainder, which are opposites.
         """
         self._require("make_input_fn_iterator")
+        if ends not in ENDS:
+            raise UsageError(f"ends must be one of {', '.join(map(repr, ENDS))}, not {ends!r}")
+        if ends == "pad" and drop_remainder:
+            raise UsageError(
+                "ends='pad' fills up the last batches, and drop_remainder leaves them out: give "
+                "one of the two"
+            )
+        share = Share.of(self.site)
         return DistributedDataset(
-            sources(input_fn, replication_mode, len(self.devices)),
-            deal,
+            sources(input_fn, replication_mode, share),
+            partial(deal, share, ends),
             self.devices,
             lambda: self.patience,
             prefetch=prefetch,
             drop_remainder=drop_remainder,
+            peers=self.site.peers,
+            ends=ends,
         )
 
     def run_steps(
@@ -418,6 +468,7 @@ class Strategy:
         other = Strategy(
             self.devices,
             name,
+            cluster=self.site.cluster,
             concurrent=self.concurrent,
             report_after=self._report_after,
             deadline=self._deadline,

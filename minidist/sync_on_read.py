@@ -8,6 +8,7 @@ import numpy as np
 
 from minidist import context
 from minidist.assigning import Change, assigned, fitting, put
+from minidist.comm.sharing import share
 from minidist.creation import VariableAggregation
 from minidist.device import Device
 from minidist.dtypes import kind
@@ -24,7 +25,8 @@ NONE, FIRST = VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA
 class SyncOnReadVariable(Variable):
     """A copy with every replica, under every policy, that the replica assigns without meeting.
 
-    In cross-replica context the copies are one value, as `aggregation` says:
+    In cross-replica context the copies, those of all workers, are one value, as `aggregation` says;
+    so all workers must read it there, or none:
 
     | aggregation | read | assign(v) gives each copy | assign_add, assign_sub |
     |---|---|---|---|
@@ -50,23 +52,39 @@ class SyncOnReadVariable(Variable):
             )
 
     def _read_for_all(self, device: Device) -> Tensor:
-        first = self.copies[0].tensor
-        if len(self.copies) == 1 or self.aggregation is FIRST:
-            return first
+        replicas = self.strategy.site.replicas
+        if replicas == 1:
+            return self.copies[0].tensor
         if self.aggregation is NONE:
             raise UsageError(
-                f"variable {self.name!r} has {len(self.copies)} copies, each a replica's own, and "
+                f"variable {self.name!r} has {replicas} copies, each a replica's own, and "
                 "is read for all replicas, but does not say what becomes of them; read it in a "
                 "replica, or create it with aggregation=VariableAggregation.SUM, MEAN or "
                 "ONLY_FIRST_REPLICA"
             )
+        tensors = self._of_all()
+        first = tensors[0]
+        if self.aggregation is FIRST:
+            return first
         with stop_recording():
             total = at_least_float32(first)
-            for copy in self.copies[1:]:
-                total = total + at_least_float32(to_device(copy.tensor, first.device))
+            for tensor in tensors[1:]:
+                total = total + at_least_float32(to_device(tensor, first.device))
             if self.aggregation is MEAN:
-                total = total * (1 / len(self.copies))
+                total = total * (1 / replicas)
             return total if total.dtype == self.dtype else cast(total, self.dtype)
+
+    def _of_all(self) -> list[Tensor]:
+        """Return all replicas' values, or of ONLY_FIRST_REPLICA that of the first."""
+        peers, device = self.strategy.site.peers, self.copies[0].device
+        own: list[Tensor] = [copy.tensor for copy in self.copies]
+        if peers.count == 1:
+            return own
+        if self.aggregation is FIRST:
+            own = own[:1] if peers.me == 0 else []
+        arrays = [tensor.numpy() for tensor in own]
+        _, every = share(peers, f"read {self.name!r} for all replicas", arrays)
+        return [Tensor(device.copy_in(array), device) for each in every for array in each]
 
     def _assign_in_replica(
         self, replica: context.ReplicaContext, change: Change, value: Any
@@ -78,8 +96,9 @@ class SyncOnReadVariable(Variable):
             put(self.copies, change, value)
         elif change is assigned:
             whole = fitting(self.copies[0], value).numpy()
-            for i, copy in enumerate(self.copies):
-                put([copy], assigned, _share(whole, i, len(self.copies)))
+            site = self.strategy.site
+            for i, copy in enumerate(self.copies, site.first):
+                put([copy], assigned, _share(whole, i, site.replicas))
         else:
             raise UsageError(
                 f"variable {self.name!r} is the sum of its copies, so adding in cross-replica "

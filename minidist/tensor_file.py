@@ -21,13 +21,14 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from minidist.errors import DataError
+from minidist.errors import DataError, MinidistError
 
 HostArray = np.ndarray[Any, Any]
 
@@ -58,12 +59,15 @@ NAMES = {theirs: (ours, size) for ours, (theirs, size) in DTYPES.items()}
 # --- writing ------------------------------------------------------------------------------------
 
 
-def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, str]) -> None:
-    """Make `path` a file of these arrays, or leave it as it is.
+def write(
+    path: Path,
+    arrays: Mapping[str, HostArray],
+    metadata: Mapping[str, str],
+    mode: int | None = None,
+) -> str:
+    """Make `path` a file of these arrays, or leave it as it is; return the checksum.
 
-    The new file is written beside the old one (its name with PARTIAL), brought to the disk, and
-    then takes the old one's name, which no reader and no crash can see half done. Raises DataError
-    where the disk refuses, or somebody else is writing the same file.
+    See `replacing` for how, for `mode`, and for what is raised.
     """
     from safetensors.numpy import save  # here, because most programs save nothing
 
@@ -76,25 +80,48 @@ def write(path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, st
         digest.update(plain[name].reshape(-1).view(np.uint8).data)
     data = save(plain, {**metadata, CHECKSUM: digest.hexdigest()})
     header, begin = _in_order(data)
+    with replacing(path, mode=mode) as file:
+        file.write(header)
+        file.write(memoryview(data)[begin:])
+    return digest.hexdigest()
+
+
+@contextmanager
+def replacing(
+    path: Path, partial: Path | None = None, mode: int | None = None
+) -> Iterator[IO[bytes]]:
+    """Open the file that becomes `path` at the with statement's end, or never, where that fails.
+
+    The new file is written beside the old one (as `partial`: by default its name with PARTIAL),
+    brought to the disk, and then takes the old one's name, which no reader and no crash can see
+    half done. mode: who may read it and write to it; by default who may the old one.
+    Raises DataError where the disk refuses, or somebody else is writing the same file.
+    """
     try:
         if path.is_dir():
             raise DataError(f"{path}: is a folder, so no file can be saved there; name one in it")
-        if path.is_symlink():  # what it leads to is replaced, not the link
-            path = path.resolve()
-        partial = path.with_name(path.name + PARTIAL)
+        if partial is None:
+            path = target(path)
+            partial = path.with_name(path.name + PARTIAL)
         with _alone(partial) as file:
-            file.write(header)
-            file.write(memoryview(data)[begin:])
+            yield file
             file.flush()
-            if path.exists():  # who may read the old file may read the new one, and nobody else
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            if mode is None and path.exists():
+                mode = stat.S_IMODE(path.stat().st_mode)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
             os.replace(partial, path)
         sync(path.parent)
-    except DataError:
+    except MinidistError:  # among them those that are an OSError
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be saved: {error.strerror or error}") from error
+
+
+def target(path: Path) -> Path:
+    """Return the file that a path means: of a link what it leads to, which is replaced, not it."""
+    return path.resolve() if os.path.islink(path) else path
 
 
 def _digest(
@@ -145,6 +172,14 @@ def _alone(partial: Path) -> Iterator[IO[bytes]]:
             raise
 
 
+def unlink(path: Path) -> None:
+    """Remove a file, if it is there. Raises DataError where that is not possible."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be removed: {error.strerror or error}") from error
+
+
 def sync(folder: Path) -> None:
     """Bring the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -155,6 +190,21 @@ def sync(folder: Path) -> None:
 
 
 # --- reading ------------------------------------------------------------------------------------
+
+
+def open_to_read(path: Path) -> FileIO:
+    """Open a file without a buffer. Raises DataError where there is none that can be read."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
+            raise DataError(f"{path}: is no file that could be read, but a folder or a device")
+        return path.open("rb", buffering=0)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +225,7 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
-                raise DataError(f"{path}: is no file that could be read, but a folder or a device")
-            self._file = path.open("rb", buffering=0)
-        except FileNotFoundError as error:
-            raise DataError(f"{path}: there is no such file") from error
-        except DataError:
-            raise
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        self._file = open_to_read(path)
         try:
             self._size = os.fstat(self._file.fileno()).st_size
             self._read_header()
@@ -202,6 +242,10 @@ class TensorFile:
     def error(self, byte: int, message: str) -> DataError:
         """Return the DataError that says what is wrong at that byte of this file."""
         return DataError(f"{self.path}: byte {byte}: {message}")
+
+    def wrong(self, message: str) -> DataError:
+        """Return the DataError that says what is wrong with the metadata."""
+        return self.error(LENGTH, message)
 
     def read(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, HostArray]:
         """Return the arrays of these names, whose dtypes in the file must be these.

@@ -1,5 +1,7 @@
 """How many threads compute: the machine's cores, shared among the replicas that run at a time.
 
+Where several processes of a job share a machine, each has its part of the cores.
+
 NumPy's BLAS keeps a pool of its own for the whole process. While strategies are open it is limited
 to cores ÷ replicas, for the strategy with the most replicas, so that replicas computing side by
 side never ask for more threads than there are cores. The last strategy to close gives it back.
@@ -9,11 +11,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection, Iterable
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 _lock = threading.Lock()
 _replicas: dict[int, int] = {}  # open strategies, by id, and their replicas
 _limits: Any = None  # what restores the limit that was found
+_part: int | None = None  # of the cores, where other processes of the job use them too
 
 # A child that is forked while another thread is at work here must not find the lock taken for ever.
 if hasattr(os, "register_at_fork"):
@@ -22,9 +29,43 @@ if hasattr(os, "register_at_fork"):
     )
 
 
+def allowed() -> set[int]:
+    """Return the numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+@cache
+def quota() -> float:
+    """Return how many cores' time a container allows its processes together; often infinite."""
+    try:
+        time, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(time) / int(period)
+    except (OSError, ValueError):
+        return float("inf")
+
+
 def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many cores this process is to use."""
+    return max(1, int(min(len(allowed()), quota()))) if _part is None else _part
+
+
+def part(mine: Collection[int], all_on_machine: Collection[Collection[int]]) -> int:
+    """Return how many of its cores a process gets: of each, what those that may use it leave it.
+
+    mine: the cores that it may run on; all_on_machine: the same of all that share its machine,
+    itself too. Processes that are bound to cores of their own so keep them.
+    """
+    users = {core: sum(core in theirs for theirs in all_on_machine) for core in mine}
+    of_time = quota() / len(all_on_machine)
+    return max(1, int(min(sum(Fraction(1, n) for n in users.values()), of_time)))
+
+
+def divide(mine: Collection[int], all_on_machine: Iterable[Collection[int]]) -> None:
+    """From now on use only this process's part of the cores; see `part`."""
+    global _part
+    _part = part(mine, list(all_on_machine))
 
 
 def limit_blas(owner: object, replicas: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidist import context, observe, ops
+from minidist.comm.sharing import share
 from minidist.errors import NonFiniteError
 from minidist.nn import Layer
 from minidist.optim import Optimizer
@@ -104,6 +105,22 @@ def _correct(logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tupl
     return int((rank < 1).sum()), int((rank < 5).sum())
 
 
+def all_results(strategy: Strategy, results: Iterable[StepResult]) -> list[StepResult]:
+    """Return what the replicas of all workers report, worker by worker. All workers must ask."""
+    own = list(results)
+    peers = strategy.site.files  # all workers, also those that are not in step
+    if peers.count == 1:
+        return own
+    losses = np.array([each.loss for each in own], np.float64)
+    counts = np.array([(each.examples, each.top_1, each.top_5) for each in own], np.int64)
+    _, every = share(peers, "report on a step", [losses, counts.reshape(-1, 3)])
+    return [
+        StepResult(loss, *whole)
+        for theirs in every
+        for loss, whole in zip(theirs[0].tolist(), theirs[1].tolist(), strict=True)
+    ]
+
+
 def mean_loss(results: Iterable[StepResult]) -> float:
     """Return the mean loss over all examples of a global batch; 0 where there are none."""
     results = list(results)
@@ -136,9 +153,13 @@ def undisturbed(strategy: Strategy) -> Iterator[None]:
     """Let runs in the with statement look at a training and leave no trace in it.
 
     They read the variables as they are, where the policy computes with older ones, and the steps,
-    which key random numbers, do not count.
+    which key random numbers, do not count. Where other workers change the variables meanwhile, they
+    are as they are at the beginning.
     """
     step = strategy.step
+    servers = strategy.variable_mgr.servers
+    if servers is not None and servers.apart:
+        servers.pull()
     try:
         with context.entered(newest=True):
             yield
@@ -156,8 +177,9 @@ def evaluate(
 ) -> Accuracy:
     """Return the model's accuracy over global batches of (images, labels), run on all replicas.
 
+    Of several workers all must call it, with the same batches; the accuracy is that of all.
     It may be called in the middle of a training, which goes on as if it had not been. `after` is
-    called after each batch with the number of its examples.
+    called after each batch with the number of its examples, in this worker.
     """
     results: list[StepResult] = []
     with undisturbed(strategy):
@@ -166,12 +188,13 @@ def evaluate(
             results += of_batch
             if after is not None:
                 after(sum(result.examples for result in of_batch))
-    return Accuracy.of(results)
+    return Accuracy.of(all_results(strategy, results))
 
 
 def weights_checksums(strategy: Strategy, model: Layer) -> list[str]:
     """Return for each replica the sha256 of its trainable weights, as the last update left them.
 
+    Of several workers all must ask, and get those of the replicas of all.
     The bytes are those of the variables in the order of their names: equal checksums, equal bits.
     """
     variables = sorted(model.trainable_variables, key=lambda variable: variable.name)
@@ -183,7 +206,12 @@ def weights_checksums(strategy: Strategy, model: Layer) -> list[str]:
         return digest.hexdigest()
 
     with undisturbed(strategy):
-        return list(local_results(strategy.run(checksum)))
+        own = list(local_results(strategy.run(checksum)))
+    texts = "".join(own).encode()
+    every = strategy.site.files.meet("compare the checksums of weights", texts)
+    size = len(own[0])
+    joined = b"".join(every).decode()
+    return [joined[start : start + size] for start in range(0, len(joined), size)]
 
 
 def l2_loss(variables: Iterable[Any]) -> float:

@@ -9,8 +9,10 @@ import sys
 
 from killed_while_saving import kill_self_at_line
 
-from minidist import checkpoint, tensor_file, train_dir
+from minidist import tensor_file, train_dir
 from minidist.bench.__main__ import main
+from minidist.checkpoint import saving, shards, training
+from minidist.train_dir import folder
 
-kill_self_at_line(int(sys.argv[1]), checkpoint, tensor_file, train_dir)
+kill_self_at_line(int(sys.argv[1]), saving, shards, training, tensor_file, train_dir, folder)
 sys.exit(main(sys.argv[2:]))

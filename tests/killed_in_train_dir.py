@@ -19,7 +19,9 @@ from killed_while_saving import SIZE, forked, kill_self_at_line, v
 
 import minidist as md
 from minidist import tensor_file, train_dir
+from minidist.checkpoint import shards
 from minidist.errors import DataError
+from minidist.train_dir import folder as inside
 
 FOLDER = Path(sys.argv[1])
 
@@ -55,7 +57,7 @@ def killed_at_every_line():
         train([1, 2])
 
         def work(line=line):
-            kill_self_at_line(line, train_dir, tensor_file)
+            kill_self_at_line(line, train_dir, inside, shards, tensor_file)
             train([3])
 
         killed = forked(work)
@@ -77,7 +79,7 @@ def killed_at_every_line_of_the_first_save():
         shutil.rmtree(FOLDER, ignore_errors=True)
 
         def work(line=line):
-            kill_self_at_line(line, train_dir, tensor_file)
+            kill_self_at_line(line, train_dir, inside, shards, tensor_file)
             train([1])
 
         killed = forked(work)
@@ -156,7 +158,7 @@ def two_processes():
         signal.pause()
         folder.close()
     os.read(reading, 1)
-    with pytest.raises(DataError, match=rf"another training \(process {child}\) saves"):
+    with pytest.raises(DataError, match=rf"another training \(process {child} on .*\) saves"):
         md.TrainDir(FOLDER)
     assert md.TrainDir(FOLDER, write=False).newest() == 1  # it may be looked at
     os.kill(child, signal.SIGKILL)

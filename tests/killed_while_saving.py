@@ -51,14 +51,19 @@ def forked(work):
     return os.WTERMSIG(status)
 
 
-def kill_self_at_line(number, *modules):
-    """Kill this process before the n-th line of these modules that it runs from now on."""
+def kill_self_at_line(number, *modules, functions=None):
+    """Kill this process before the n-th line of these modules that this thread runs from now on.
+
+    functions: only lines of functions with these names count.
+    """
     files = [module.__file__ for module in modules]
     left = number
 
     def trace(frame, event, argument):
         nonlocal left
         if frame.f_code.co_filename not in files:
+            return None
+        if functions is not None and frame.f_code.co_name not in functions:
             return None
         if event == "line":
             left -= 1

@@ -35,6 +35,14 @@ STAGING = {
 }
 RELAXING = {"replicated+relaxed": ("replicated", {"variable_consistency": "relaxed"})}
 LATE = {**STAGING, **RELAXING}
+# Those of several workers, which are as `replicated` is where there is one.
+ACROSS = {
+    "distributed_all_reduce": ("distributed_all_reduce", {}),
+    "collective_all_reduce": ("collective_all_reduce", {}),
+}
+RELAXING_ACROSS = {
+    f"{name}+relaxed": (name, {"variable_consistency": "relaxed"}) for name in ACROSS
+}
 EVERY = {**POLICIES, **CACHING, **LATE}
 
 # Constants that no binary fraction is equal to, so that each rounding shows.
@@ -61,7 +69,8 @@ def optimizer(rule, weight_decay=0.0, **options):
 
 def oracle(policy, rule, starts, **options):
     kind = INDEPENDENT if policy == "independent" else SHARED
-    late = STAGED if policy in STAGING else RELAXED if policy in RELAXING else None
+    relaxed = policy in RELAXING or policy in RELAXING_ACROSS
+    late = STAGED if policy in STAGING else RELAXED if relaxed else None
     return Oracle(kind, rule, starts, late=late, **{**CONSTANTS[rule], **options})
 
 
@@ -72,13 +81,19 @@ def replica_id():
 class Trainer:
     """A strategy with variables that start from `starts[replica][i]`; a context manager.
 
-    Only `independent` looks at any replica's start but the first.
+    Only `independent` looks at any replica's start but the first. Of the workers of a cluster each
+    has its share of the replicas, and knows what these compute.
     """
 
-    def __init__(self, policy, starts, *, decays=None, **options):
-        name, policy_options = EVERY[policy]
+    def __init__(self, policy, starts, *, decays=None, cluster=None, **options):
+        name, policy_options = {**EVERY, **ACROSS, **RELAXING_ACROSS}[policy]
         self.n = len(starts)
-        self.strategy = md.Strategy(f"cpu*{self.n}", name, **policy_options, **options)
+        own = self.n // (1 if cluster is None else len(cluster.workers))
+        self.strategy = md.Strategy(
+            f"cpu*{own}", name, cluster=cluster, **policy_options, **options
+        )
+        first = self.strategy.first_replica
+        self.here = range(first, first + own)
         decays = decays or [True] * len(starts[0])
         with self.strategy.scope():
             self.variables = [
@@ -97,7 +112,10 @@ class Trainer:
         self.strategy.close()
 
     def each(self, fn):
-        """Return what `fn(replica)` returns in each replica, in their order."""
+        """Return what `fn(replica)` returns in each replica of this process, in their order.
+
+        In the place of other processes' replicas is None.
+        """
         results = [None] * self.n
 
         def call():
@@ -127,14 +145,15 @@ class Trainer:
 
         The latter with `reads`, where that is something else.
         """
-        for replica, weights in enumerate(self.weights()):
+        weights = self.weights()
+        for replica in self.here:
             for variable, read, right in zip(
-                self.variables, weights, (reads or expected)[replica], strict=True
+                self.variables, weights[replica], (reads or expected)[replica], strict=True
             ):
                 assert same_bits(read, right), (replica, variable, read, right)
         for i, variable in enumerate(self.variables):
-            assert len(variable.copies) in (1, self.n)
-            for replica, copy in enumerate(variable.copies):
+            assert len(variable.copies) in (1, len(self.here))
+            for replica, copy in zip(self.here, variable.copies, strict=False):
                 assert same_bits(copy.array, expected[replica][i]), (replica, variable, copy.array)
 
 

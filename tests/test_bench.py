@@ -39,6 +39,7 @@ from minidist import context, models
 from minidist.bench.__main__ import main
 from minidist.bench.flags import LEARNING_RATES, Flags
 from minidist.data import cifar10
+from minidist.variable_mgr import POLICIES
 
 LINKS = ("cpu:0->host", "cpu:1->host", "host->cpu:0", "host->cpu:1")
 
@@ -501,7 +502,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     [
         (["--modle=lenet"], r"--modle is not a flag; did you mean --model\? Flags are --model, "),
         (["--model=resnet"], "--model=resnet is not trivial, mlp or lenet"),
-        (["--variable_update=horovod"], "is not independent, parameter_server, replicated or all"),
+        (["--variable_update=horovod"], f"is not {', '.join(POLICIES)} or all"),
         (["--num_devices=0"], "--num_devices=0 is not a whole number from 1 to"),
         (["--num_gpus=0"], "--num_gpus=0 is not a whole number from 1 to"),
         (["--batch_size=0"], "--batch_size=0 is not a whole number from 1 to"),

@@ -92,7 +92,7 @@ def test_flags_that_do_not_fit_a_policy_are_left_out_for_it() -> None:
         ]
     )
     for name in NAMES:
-        chosen = compare.flags_of(name, flags)
+        chosen = compare.flags_of(name, flags, compare.POLICIES[name])
         assert (chosen.batch_size, chosen.all_reduce_spec) == (5, "xring")
         assert chosen.train_dir == f"here/{name}"
         assert chosen.caching is (name == "parameter_server")

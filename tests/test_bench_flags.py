@@ -12,7 +12,7 @@ from minidist.bench.flags.contradictions import DURING_TRAINING
 from minidist.bench.flags.parse import parse
 from minidist.errors import UsageError
 from minidist.optim.schedules import Piecewise
-from minidist.variable_mgr import PolicyOptions
+from minidist.variable_mgr import POLICIES, PolicyOptions
 
 BOOLEANS = [
     "forward_only",
@@ -23,6 +23,7 @@ BOOLEANS = [
     "hierarchical_copy",
     "overlap",
     "concurrent",
+    "cross_replica_sync",
     "nesterov",
     "use_fp16",
     "use_bf16",
@@ -33,6 +34,10 @@ COMPANIONS = {
     "eval": ["--train_dir=x"],
     "staged_vars": ["--variable_update=parameter_server"],
     "caching": ["--variable_update=parameter_server"],
+    "cross_replica_sync": ["--variable_update=parameter_server"],
+    "staleness_bound": ["--variable_update=parameter_server", "--nocross_replica_sync"],
+    "task_index": ["--job_name=ps"],
+    "ps_hosts": ["--worker_hosts=a:1"],
     "fp16_loss_scale": ["--use_fp16"],
     "fp16_enable_auto_loss_scale": ["--use_fp16"],
     "num_epochs_per_decay": ["--learning_rate_decay_factor=0.5"],
@@ -123,6 +128,12 @@ def test_without_arguments_it_is_the_main_job() -> None:
         ("summary_verbosity", "3", 3),
         ("loss_type_to_report", "base_loss", "base_loss"),
         ("tf_random_seed", "18446744073709551615", 2**64 - 1),
+        ("num_ps", "0", 0),
+        ("job_name", "ps", "ps"),
+        ("task_index", "0", 0),
+        ("worker_hosts", "a:1,b:2", "a:1,b:2"),
+        ("ps_hosts", "c:1", "c:1"),
+        ("staleness_bound", "3", 3),
     ],
 )
 def test_values_are_given_with_or_without_an_equals_sign(
@@ -204,7 +215,7 @@ def test_unknown_flags_are_answered_with_a_guess_and_all_names() -> None:
         ("--data_dir=", "a folder"),
         ("--device=gpu", "cpu"),
         ("--data_format=nhwc", "NHWC or NCHW"),
-        ("--variable_update=horovod", "independent, parameter_server, replicated or all"),
+        ("--variable_update=horovod", f"{', '.join(POLICIES)} or all"),
         ("--local_parameter_device=tpu", "cpu, device or gpu"),
         ("--gradient_scale=sum", "mean or original"),
         ("--optimizer=adagrad", "sgd, momentum, rmsprop or adam"),
@@ -322,6 +333,26 @@ def test_malformed_schedules_are_answered_with_the_form(text: str) -> None:
         ("--all_reduce_spec=butterfly", "no algorithm is called 'butterfly'"),
         ("--all_reduce_spec=xring:2k", "odd number"),
         ("--variable_update=all --eval --train_dir=x", "names several"),
+        *(
+            (f"--num_ps=1 --{other}", f"--num_ps and --{other.split('=')[0]} contradict")
+            for other in ("job_name=ps", "worker_hosts=a:1", "ps_hosts=a:1")
+        ),
+        ("--task_index=1", "--task_index needs --job_name"),
+        ("--ps_hosts=a:1", "--ps_hosts needs --worker_hosts"),
+        ("--nocross_replica_sync", "is for --variable_update=parameter_server, not for replicated"),
+        ("--staleness_bound=1", "--staleness_bound=1 is for --variable_update=parameter_server"),
+        (
+            "--staleness_bound=1 --variable_update=parameter_server",
+            "staleness_bound=1 is for workers that do not take their steps together",
+        ),
+        *(
+            (
+                f"--{name}=1 --nocross_replica_sync --variable_update=parameter_server"
+                " --train_dir=x",
+                f"--{name} needs workers that are in step",
+            )
+            for name in (*DURING_TRAINING, "save_model_secs")
+        ),
     ],
 )
 def test_contradictions_are_errors(arguments: str, sentence: str) -> None:

@@ -154,6 +154,7 @@ def document(loss: float = 0.5) -> dict[str, object]:
         watched={"bytes": None},
         weights_checksum=["aa", "bb"],
         parameters=7,
+        peak_memory_bytes=report.peak_memory_bytes(),
         global_step=11,
         resumed_at=10,
     )

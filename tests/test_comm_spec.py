@@ -11,7 +11,16 @@ from orders import ORDER
 
 import minidist as md
 from minidist import comm
-from minidist.comm.spec import ALGORITHMS, ELSEWHERE, SHARDED, Range, Spec, parse
+from minidist.comm.spec import (
+    ALGORITHMS,
+    BETWEEN,
+    ELSEWHERE,
+    SHARDED,
+    SHARDED_BETWEEN,
+    Range,
+    Spec,
+    parse,
+)
 from minidist.errors import UsageError
 
 UNITS = {"": 1, "k": 2**10, "K": 2**10, "m": 2**20, "M": 2**20, "g": 2**30, "G": 2**30}
@@ -32,11 +41,16 @@ def specs(draw):
         shards = draw(st.integers(1, 64)) if algorithm in SHARDED else 1
         shown = shards > 1 or draw(st.booleans())
         parts.append(f"{algorithm}#{shards}" if shown else algorithm)
+        between, across = None, 1
+        if algorithm != "collective" and draw(st.booleans()):
+            between = draw(st.sampled_from(BETWEEN))
+            across = draw(st.integers(1, 9)) if between in SHARDED_BETWEEN else 1
+            parts[-1] += f"/{between}" + f"#{across}" * (across > 1 or draw(st.booleans()))
         value = None
         if limit is not None:
             parts.append(f"{limit[0]}{limit[1]}")
             value = limit[0] * UNITS[limit[1]]
-        ranges.append(Range(algorithm, shards, value))
+        ranges.append(Range(algorithm, shards, value, between, across))
     return ":".join(parts), Spec(tuple(ranges))
 
 
@@ -60,6 +74,8 @@ def test_a_text_means_its_ranges_and_back(both):
         ("copy:1g:xring", "copy:1G:xring"),
         ("copy:0:xring", "copy:0:xring"),
         ("copy:1024m:xring", "copy:1G:xring"),
+        ("pscpu#2/pscpu#1:4K:copy/xring", "pscpu#2/pscpu:4K:copy/xring"),
+        ("pscpu/pscpu#3", "pscpu/pscpu#3"),
     ],
 )
 def test_the_text_of_a_spec_is_the_shortest(text, shortest):
@@ -104,19 +120,20 @@ def test_each_tensor_is_in_the_first_range_that_takes_it(sizes, both):
         ("xring#-1", "not '-1'"),
         ("xring#two", "not 'two'"),
         ("xring#2#3", "not '2#3'"),
-        ("copy#2", "copy has no shards; pscpu, psgpu, xring have"),
+        ("copy#2", "copy has no shards; pscpu, psgpu, xring may have"),
         ("rechd#2", "rechd has no shards"),
         ("auto#2", "auto has no shards"),
         ("nccl", "extra cuda12"),
         ("nccl#2", "extra cuda12"),
         ("pscpu:2k:nccl", "extra cuda12"),
-        ("nccl/xring", "use xring"),
-        ("nccl/rechd", "use rechd"),
-        ("nccl/pscpu", "use pscpu"),
-        ("pscpu/pscpu", "use pscpu"),
-        ("pscpu/pscpu#2", "use pscpu"),
-        ("collective", "cluster of machines"),
-        ("pscpu/xring", "no algorithm is called"),
+        ("nccl/xring", "extra cuda12"),
+        ("copy/nccl", "extra cuda12"),
+        ("copy/", "no algorithm is called '' between machines"),
+        ("/xring", "no algorithm is called ''"),
+        ("copy/copy", "'copy' between machines; there are xring, rechd, pscpu, collective"),
+        ("copy/xring/xring", "'xring/xring' between machines"),
+        ("copy/xring#2", "xring has no shards between machines; pscpu may have"),
+        ("collective/xring", "over all ranks; before the slash"),
     ],
 )
 def test_what_is_no_spec_here_is_an_error_when_it_is_parsed(text, says):
@@ -135,7 +152,8 @@ def test_any_text_is_a_spec_or_a_usage_error(text):
     except UsageError:
         return
     assert parse(str(spec)) == spec
-    assert re.fullmatch(r"[a-z_]+(#\d+)?(:\d+[kKMmGg]?:[a-z_]+(#\d+)?)*", text)
+    one = r"[a-z_]+(#\d+)?(/[a-z_]+(#\d+)?)?"
+    assert re.fullmatch(rf"{one}(:\d+[kKMmGg]?:{one})*", text)
 
 
 def test_what_is_no_text_is_a_usage_error():

@@ -251,7 +251,7 @@ def test_closing_wakes_who_waits(strategy):
     consumer = threading.Thread(target=lambda: got.append(list(batches)))
     consumer.start()
     waiting.wait(LONG)
-    batches._reader.stop()
+    batches._batches.stop()
     consumer.join(LONG)
     assert got == [[]]
     go_on.set()

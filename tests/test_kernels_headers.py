@@ -30,9 +30,10 @@ TARGETS = {  # flags of the compiler, and what /proc/cpuinfo calls what they nee
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
-# What a CUDA compiler defines, and the functions that it knows without any include.
+# What a CUDA compiler defines, and what it knows without any include.
 STAND_IN = """
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 #define __CUDACC__
 #define __host__
@@ -42,6 +43,7 @@ STAND_IN = """
 
 FORMULAS = """
 #include "layer.h"
+#include "norm.h"
 #include "reduce.h"
 #include "update.h"
 #include "window.h"
@@ -62,6 +64,17 @@ template <class T> T formulas(T x) {
     md_round(float(w), half);
     md_round(float(w), brain);
     w += T(md_widen(half) + md_widen(brain)) + T(md_square(w));
+    md_round(double(w), half);
+    md_round(double(w), brain);
+    md_moments<T> some = {}, more = {2, 3, 4};
+    md_take(some, x, T(1));
+    md_take(some, more);
+    md_sums<T> sums = {};
+    md_take(sums, {some.mean, some.squares});
+    const md_channel<T> channel = {some.mean, some.squares, 3};
+    w = md_normalize_backward(channel, x, md_normalize(channel, x, w), sums.first, sums.second);
+    const md_windows windows = {1, 5, 5, 1, 5, 5, 3, 3, 1, 1, 1, 1};
+    w += T(windows.leftmost(2) + windows.beyond(2) + windows.row_at(2, 1) + windows.real(2, 2));
     return md_beats(w, x) && md_finite(w) ? md_exp(-w) : md_term(w, x, md_log(x));
 }
 template float formulas(float);

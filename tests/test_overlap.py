@@ -13,6 +13,7 @@ from policies import optimizer, same_bits
 import minidist as md
 from minidist import ops
 from minidist.errors import MinidistError
+from minidist.variable_mgr.agreement import find
 from minidist.variable_mgr.overlap import FIRST_BUCKET, Plan
 
 POLICIES = {
@@ -144,9 +145,10 @@ def test_buckets_follow_the_backward_pass_and_the_first_is_small():
         contribution = strategy.variable_mgr.contribution(md.optim.SGD(1.0), variables, None)
     for i in [4, 3, 2, 1, 0]:
         contribution.give(variables[i], np.zeros(shapes[i]))
-    assert Plan.of(contribution, 2 * FIRST_BUCKET).buckets == ((4, 3), (2, 1, 0))
-    assert Plan.of(contribution, 1).buckets == ((4,), (3,), (2,), (1,), (0,))
-    assert Plan.of(contribution, 2**40).buckets == ((4, 3), (2, 1, 0))
+    agreed, group = find([contribution]), contribution.group
+    assert Plan.of(group, agreed, 2 * FIRST_BUCKET).buckets == ((4, 3), (2, 1, 0))
+    assert Plan.of(group, agreed, 1).buckets == ((4,), (3,), (2,), (1,), (0,))
+    assert Plan.of(group, agreed, 2**40).buckets == ((4, 3), (2, 1, 0))
 
 
 def test_sparse_gradients_are_in_no_bucket():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recordings import MS, recording, replica, slow_step, span, train
 
 import minidist as md
-from minidist import observe
+from minidist import context, observe
 from minidist.bench.inject import Fault, Faults
 from minidist.errors import InjectedError
 from minidist.trace import Timeline, phases
@@ -314,7 +314,7 @@ def test_a_slow_pass_takes_so_many_times_what_it_has_computed(monkeypatch):
 
     with observe.attached(faults):
         for number in (0, 1):
-            with observe.span("replica", "f", replica=number):
+            with context.entered(replica_id=number), observe.span("replica", "f"):
                 with observe.span("forward", "f"):
                     computes(2.0)
                     with observe.span("wait", "f"):

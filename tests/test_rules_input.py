@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import minidist as md
 from minidist.errors import EndOfDataError, StructureError
-from minidist.input import DistributedDataset, deal
+from minidist.input import DistributedDataset, Share, deal
 
 
 @pytest.fixture(params=[1, 2, 3, 5])
@@ -160,7 +161,12 @@ def test_185_186_several_replicas_may_share_each_of_several_pipelines():
     devices = md.devices("cpu*4")
     sources = [batches(5, 1), [np.full((2, 3), 7.0)] * 2]
     dataset = DistributedDataset(
-        sources, deal, devices, lambda: (5.0, 60.0), prefetch=1, drop_remainder=False
+        sources,
+        partial(deal, Share.whole(4), "join"),
+        devices,
+        lambda: (5.0, 60.0),
+        prefetch=1,
+        drop_remainder=False,
     )
     twos = [[7.0] * 3] * 2
     assert [lists(batch) for batch in dataset] == [

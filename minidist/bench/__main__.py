@@ -7,6 +7,8 @@
 | 2 | a flag or its value is unknown, or contradicts another one |
 | 3 | a data file is missing or not what it should be |
 | 130 | Ctrl-C |
+
+Of several ranks all end with the status of the one that has failed first.
 """
 
 from __future__ import annotations
@@ -16,51 +18,64 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from minidist.bench.crew import Crew, Ended
 from minidist.bench.flags.parse import parse
 from minidist.bench.main import main as do
-from minidist.errors import DataError, MinidistError, UsageError
+from minidist.errors import DataError, MinidistError, PeerError, UsageError
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit status. `--help` and `--version` raise SystemExit(0)."""
+    crew = Crew()
     try:
-        _run(arguments)
-    except UsageError as error:
-        return _say(error, 2)
-    except DataError as error:
-        return _say(error, 3)
-    except MinidistError as error:
-        return _say(error, 1)
-    except MemoryError as error:
-        return _say(f"not enough memory ({error}): make --batch_size or --num_devices smaller", 1)
-    except OSError as error:
-        # Files are named by the errors of those who read and write them; standard output is not.
-        return _output_failed(error) if error.filename is None else _say(error, 1)
-    except KeyboardInterrupt:
-        return _say("interrupted", 130)
-    return 0
+        _run(arguments, crew)
+    except (Exception, KeyboardInterrupt) as error:
+        ended = _as_sentence(error)
+        crew.fail(error)
+        return crew.end(ended)
+    return crew.end(Ended())
 
 
-def _run(arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str], crew: Crew) -> None:
     try:
         with warnings.catch_warnings():
             # What overflows ends in a NonFiniteError, which says more than NumPy's warnings.
             warnings.simplefilter("ignore", RuntimeWarning)
-            do(parse(arguments))
+            with crew.console():  # for --help
+                flags = parse(arguments)
+            do(flags, crew)
     finally:
         sys.stdout.flush()  # while an output that takes no more can still become a sentence
 
 
-def _output_failed(error: OSError) -> int:
+def _as_sentence(error: BaseException) -> Ended:
+    """Return how the command ends by an exception. Raises one that nobody was to expect."""
+    match error:
+        case UsageError():
+            return Ended(2, str(error))
+        case DataError():
+            return Ended(3, str(error))
+        case MinidistError():
+            return Ended(1, str(error), remove=2 * isinstance(error, PeerError))
+        case MemoryError():
+            cure = "make --batch_size or --num_devices smaller"
+            return Ended(1, f"not enough memory ({error}): {cure}")
+        case OSError(filename=None):
+            # Files are named by the errors of those who read and write them; standard output is
+            # not.
+            return _output_failed(error)
+        case OSError():
+            return Ended(1, str(error))
+        case KeyboardInterrupt():
+            return Ended(130, "interrupted", remove=1)
+    raise error
+
+
+def _output_failed(error: OSError) -> Ended:
     """Say why standard output takes no more; nothing where its reader has left, as `head` does."""
     # The interpreter will try once more to write what is left.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1 if isinstance(error, BrokenPipeError) else _say(f"standard output: {error}", 1)
-
-
-def _say(what: object, status: int) -> int:
-    print(f"minidist.bench: {what}", file=sys.stderr)
-    return status
+    return Ended(1, "" if isinstance(error, BrokenPipeError) else f"standard output: {error}")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ from typing import Any
 from minidist import data
 from minidist.bench import report
 from minidist.bench.counts import bytes_cell, staleness_cell
+from minidist.bench.crew import Crew
 from minidist.bench.flags import Flags
-from minidist.bench.flags.contradictions import DURING_TRAINING
+from minidist.bench.flags.contradictions import DURING_TRAINING, IN_STEP
 from minidist.bench.run import run
+from minidist.cluster import Cluster
 from minidist.errors import MinidistError
-from minidist.variable_mgr import OPTIONS_OF_ONE
+from minidist.variable_mgr import OPTIONS_OF
 
 BASELINE = "independent"
 POLICIES: dict[str, dict[str, Any]] = {
@@ -27,48 +29,78 @@ POLICIES: dict[str, dict[str, Any]] = {
     "replicated": {"variable_update": "replicated"},
     "replicated+relaxed": {"variable_update": "replicated", "variable_consistency": "relaxed"},
 }
-OWN = ("staged_vars", "variable_consistency")  # what tells policies of the table apart
+SUMMED: dict[str, dict[str, Any]] = {  # those of several workers
+    "distributed_all_reduce": {"variable_update": "distributed_all_reduce"},
+    "collective_all_reduce": {"variable_update": "collective_all_reduce"},
+    "collective_all_reduce+relaxed": {
+        "variable_update": "collective_all_reduce",
+        "variable_consistency": "relaxed",
+    },
+}
+SERVED: dict[str, dict[str, Any]] = {  # and of parameter servers
+    "parameter_server": {"variable_update": "parameter_server"},
+    "parameter_server+staged_vars": {"variable_update": "parameter_server", "staged_vars": True},
+    "parameter_server+async": {"variable_update": "parameter_server", "cross_replica_sync": False},
+    "distributed_replicated": {"variable_update": "distributed_replicated"},
+}
+# What tells policies of the tables apart.
+OWN = ("staged_vars", "variable_consistency", "cross_replica_sync")
 
 
-def compare(flags: Flags, dataset: data.Dataset) -> dict[str, Any]:
+def policies(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Return the policies that there are for some processes, by what the table calls them."""
+    if cluster.size == 1:
+        return POLICIES
+    served = SERVED if cluster.servers else {}
+    return {BASELINE: POLICIES[BASELINE], **served, **SUMMED}
+
+
+def compare(flags: Flags, dataset: data.Dataset, crew: Crew) -> dict[str, Any]:
     """Run all policies, print a table of those that have ended, and return what the JSON holds.
 
     The table is printed also where one fails, whose name its error says, and on Ctrl-C.
     """
     runs: dict[str, dict[str, Any]] = {}
+    table = policies(crew.cluster)
     try:
-        for name in POLICIES:
-            print(f"\n{name} ({len(runs) + 1} of {len(POLICIES)})\n")
-            runs[name] = _run(name, flags, dataset)
+        for name, chosen in table.items():
+            print(f"\n{name} ({len(runs) + 1} of {len(table)})\n")
+            runs[name] = _run(name, chosen, flags, dataset, crew)
     finally:
         if runs:
             print_table(runs)
     return report.comparison(flags, runs)
 
 
-def _run(name: str, flags: Flags, dataset: data.Dataset) -> dict[str, Any]:
+def _run(
+    name: str, chosen: Mapping[str, Any], flags: Flags, dataset: data.Dataset, crew: Crew
+) -> dict[str, Any]:
     try:
-        return run(flags_of(name, flags), dataset)
+        return run(flags_of(name, flags, chosen), dataset, crew)
     except MinidistError as error:
         error.args = (f"{name}: {error}",)
         raise
 
 
-def flags_of(name: str, flags: Flags) -> Flags:
-    """Return the flags with which a policy of the table runs: without those that do not fit it.
+def flags_of(name: str, flags: Flags, chosen: Mapping[str, Any]) -> Flags:
+    """Return the flags with which a policy of a table runs: without those that do not fit it.
 
     Under --train_dir each has a folder of its own, and a trace file with its name.
     """
-    chosen = POLICIES[name]
-    unfit = [
-        option
-        for option, policy in OPTIONS_OF_ONE.items()
-        if option in OWN or policy != chosen["variable_update"]
+    in_step = chosen.get("cross_replica_sync", True)
+    unfit = [*OWN]
+    unfit += [
+        option for option, owners in OPTIONS_OF.items() if chosen["variable_update"] not in owners
     ]
+    if in_step:
+        unfit += ["staleness_bound"]
     if chosen.get("staged_vars"):
-        unfit += ["caching", *DURING_TRAINING, "stop_at_top_1_accuracy"]
+        unfit += ["caching"]
+        unfit += [*DURING_TRAINING, "stop_at_top_1_accuracy"]
+    if not in_step:
+        unfit += [*IN_STEP, "stop_at_top_1_accuracy"]
     defaults: dict[str, Any] = {item.name: item.default for item in fields(Flags)}
-    changes = {option: defaults[option] for option in unfit} | chosen
+    changes = {option: defaults[option] for option in unfit} | dict(chosen)
     if flags.train_dir is not None:
         changes["train_dir"] = str(Path(flags.train_dir, name))
     if flags.trace_file is not None:

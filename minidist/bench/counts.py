@@ -45,21 +45,6 @@ class Counts:
         traffic = self._strategy.variable_mgr.predicted_bytes(self._model.variables, runs=runs)
         return {link: per_step(traffic[link], runs) for link in sorted(traffic)}
 
-    def lines(self) -> list[str]:
-        """Return what a report says of them."""
-        if not self._bytes.steps:
-            return []
-        predicted, measured = self.predicted, self._bytes.measured
-        links = sorted({*measured, *(predicted or {})})
-        lines = [f"{'Bytes per step':<20}{'predicted':>16}{'measured':>16}"]
-        for link in links:
-            known = "-" if predicted is None else f"{predicted.get(link, 0):,.0f}"
-            lines.append(f"  {link:<18}{known:>16}{measured.get(link, 0):>16,.0f}")
-        if not links:
-            lines = ["Bytes per step: none, nothing moves from device to device"]
-        ages = bars(self._staleness.histogram)
-        return lines + (["Age of gradients, in updates", *ages] if ages else [])
-
     def json(self) -> dict[str, Any]:
         """Return the fields of a run's JSON."""
         if not self._bytes.steps:
@@ -71,6 +56,23 @@ class Counts:
         }
         ages = {str(age): count for age, count in self._staleness.histogram.items()}
         return {"bytes": moved, "staleness": {"histogram": ages}}
+
+
+def lines(results: Mapping[str, Any]) -> list[str]:
+    """Return what a report says of the counts."""
+    if results["bytes"] is None:
+        return []
+    predicted, measured = results["bytes"]["predicted"], results["bytes"]["measured"]
+    links = sorted({*measured, *(predicted or {})})
+    said = [f"{'Bytes per step':<20}{'predicted':>16}{'measured':>16}"]
+    for link in links:
+        known = "-" if predicted is None else f"{predicted.get(link, 0):,.0f}"
+        said.append(f"  {link:<18}{known:>16}{measured.get(link, 0):>16,.0f}")
+    if not links:
+        said = ["Bytes per step: none, nothing moves from device to device"]
+    histogram = results["staleness"]["histogram"]
+    ages = bars({int(age): count for age, count in histogram.items()})
+    return said + (["Age of gradients, in updates", *ages] if ages else [])
 
 
 def bytes_cell(results: Mapping[str, Any]) -> str:

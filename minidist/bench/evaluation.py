@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from minidist import data
@@ -19,26 +19,42 @@ class Evaluation:
     """Evaluates a model on as much of the test part as the flags want. It changes nothing."""
 
     def __init__(
-        self, flags: Flags, strategy: Strategy, model: Layer, examples: data.Examples
+        self,
+        flags: Flags,
+        workers: int,
+        strategy: Strategy,
+        model: Layer,
+        examples: data.Examples,
     ) -> None:
         self._flags = flags
         self._strategy = strategy
         self._model = model
-        self._batches = making.test_batches(flags, examples)
+        self._batches = making.test_batches(flags, workers, examples)
         self.num_batches = flags.num_eval_batches or in_steps(
             flags.num_eval_epochs or 1.0, self._batches.batches_per_epoch
         )
         self.num_epochs = self.num_batches / self._batches.batches_per_epoch
 
     def __call__(self, after: Callable[[int], None] | None = None) -> Accuracy:
-        """Return the accuracy; `after` is called after each batch with its number of examples."""
+        """Return the accuracy over all workers, which all of them must ask for.
+
+        `after` is called after each batch with the number of its examples, over all workers.
+        """
+        sizes = self._sizes()
         return evaluate(
             self._strategy,
             self._model,
             islice(self._batches, self.num_batches),
             dtype=self._flags.activations,
-            after=after,
+            after=None if after is None else lambda _: after(next(sizes)),
         )
+
+    def _sizes(self) -> Iterator[int]:
+        """Give how many examples each batch has."""
+        batches = self._batches
+        while True:
+            for begin in range(0, len(batches.examples), batches.batch_size):
+                yield min(batches.batch_size, len(batches.examples) - begin)
 
     def with_rows(self) -> tuple[Accuracy, float]:
         """Evaluate, print the speed every few batches, and return the accuracy and images/sec."""

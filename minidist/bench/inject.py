@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from minidist import observe
+from minidist import context, observe
 from minidist.errors import InjectedError
 
 FORM = "slow:REPLICA:FACTOR or fail:REPLICA:STEP, several with commas between them"
@@ -62,11 +62,12 @@ class Faults(observe.Observer):
         """Raise InjectedError where a replica begins that is to fail."""
         own = self._own
         if kind == "replica":
-            own.factor = self._factors.get(about["replica"], 1.0) if self.step is not None else 1.0
+            replica = context.frame().replica_id  # among those of all workers
+            own.factor = self._factors.get(replica, 1.0) if self.step is not None else 1.0
             own.depth = 0
-            if (about["replica"], self.step) in self._failures:
+            if (replica, self.step) in self._failures:
                 raise InjectedError(
-                    f"replica {about['replica']} was made to fail in step {self.step}, by --inject"
+                    f"replica {replica} was made to fail in step {self.step}, by --inject"
                 )
         elif own.factor > 1:
             if kind in ("forward", "backward"):

@@ -14,6 +14,7 @@ from typing import Any
 
 from minidist.bench import report
 from minidist.bench.evaluation import Evaluation
+from minidist.bench.figures import Figures
 from minidist.bench.flags import Flags
 from minidist.bench.progress import Progress
 from minidist.bench.saving import Keeper, Summaries
@@ -21,7 +22,7 @@ from minidist.bench.watch import Watch
 from minidist.nn import Layer
 from minidist.optim import Optimizer
 from minidist.strategy import Strategy
-from minidist.train import Accuracy, StepResult, forward_step, l2_loss, mean_loss, train_step
+from minidist.train import Accuracy, StepResult, forward_step, l2_loss, train_step
 
 
 @dataclass
@@ -40,11 +41,10 @@ class Loop:
     evaluate: Evaluation
     evaluation_is_due: Callable[[int], bool]  # after a step of the rows
     watch: Watch
+    figures: Figures
     keeper: Keeper | None
     summaries: Summaries | None
     done: int
-    steps: list[report.Step] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)
     evaluations: list[report.Evaluated] = field(default_factory=list)
     elapsed: float = 0.0  # seconds, from the first measured step on, without the evaluations
 
@@ -72,7 +72,8 @@ class Loop:
                     )
                     break
             self.elapsed += time.perf_counter() - started  # before a trace is written
-        if self.steps:
+        self.figures.finish(self.elapsed)
+        if self.figures.steps:
             print("\n".join(report.closing(self.total_images_per_sec)))
 
     def _step(self, accuracy: bool = False) -> tuple[tuple[StepResult, ...], float]:
@@ -102,16 +103,15 @@ class Loop:
         weights = self._weights_loss() if shown or written or flags.json is not None else 0.0
         with self.watch.step(step):
             results, seconds = self._step(flags.print_training_accuracy or written)
-        loss = mean_loss(results) + weights
-        self.images.append(sum(result.examples for result in results))
-        self.steps.append(report.Step(step, loss, seconds))
+        self.figures.add(step, results, weights, seconds)
         progress.update(step)
+        if shown or written:
+            self.figures.settle()
         if shown:
-            accuracy = Accuracy.of(results) if flags.print_training_accuracy else None
-            progress.row(report.row(step, self.speed, loss, accuracy))
-        if written:
-            assert summaries is not None
-            summaries.write(self.done, self._numbers(loss, Accuracy.of(results)))
+            accuracy = self.figures.accuracy if flags.print_training_accuracy else None
+            progress.row(report.row(step, self.speed, self.figures.loss, accuracy))
+        if summaries is not None and written:
+            summaries.write(self.done, self._numbers())
             summaries.write_weights(self.done)
 
     def _after(self, step: int, progress: Progress) -> bool:
@@ -154,13 +154,13 @@ class Loop:
             return 0.0
         return decay * l2_loss(self.model.trainable_variables)
 
-    def _numbers(self, loss: float, accuracy: Accuracy) -> dict[str, float]:
+    def _numbers(self) -> dict[str, float]:
         numbers = {
-            self.flags.loss_type_to_report: loss,
+            self.flags.loss_type_to_report: self.figures.loss,
             "learning_rate": self.rate(self.done - 1),
             "images_per_sec": self.speed.mean,
-            "top_1_accuracy": accuracy.top_1,
-            "top_5_accuracy": accuracy.top_5,
+            "top_1_accuracy": self.figures.accuracy.top_1,
+            "top_5_accuracy": self.figures.accuracy.top_5,
         }
         if self.optimizer.loss_scale is not None:
             numbers["loss_scale"] = self.optimizer.loss_scale.value
@@ -169,10 +169,10 @@ class Loop:
     @property
     def speed(self) -> report.Speed:
         """The speed of the measured steps so far, of which there must be one."""
-        seconds = [step.seconds for step in self.steps]
-        return report.speed(self.images, seconds, self.flags.display_perf_ewma)
+        seconds = [step.seconds for step in self.figures.steps]
+        return report.speed(self.figures.images, seconds, self.flags.display_perf_ewma)
 
     @property
     def total_images_per_sec(self) -> float:
         """All images over all seconds, whatever was done in them but to evaluate."""
-        return sum(self.images) / self.elapsed
+        return sum(self.figures.images) / self.figures.elapsed

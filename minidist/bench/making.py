@@ -9,6 +9,7 @@ import numpy as np
 
 from minidist import data, models, ops, optim
 from minidist.bench.flags import Flags
+from minidist.cluster import Cluster
 from minidist.errors import UsageError
 from minidist.nn import Layer
 from minidist.optim import LossScale
@@ -16,21 +17,22 @@ from minidist.strategy import Strategy
 from minidist.tensor import Tensor
 
 
-def dataset(flags: Flags) -> data.Dataset:
+def dataset(flags: Flags, workers: int) -> data.Dataset:
     """Load the data set, with images in the flags' data format.
 
     Raises UsageError where it has fewer examples than a batch, DataError for files that cannot be
     read.
     """
-    batch = flags.batch_size * flags.num_devices
+    batch = flags.batch_size * flags.num_devices * workers
     loaded = data.load(
         flags.data_name, flags.data_dir, examples=max(512, batch), seed=flags.tf_random_seed
     )
     if batch > len(loaded.train):
+        times = f" times {workers} workers" if workers > 1 else ""
         raise UsageError(
-            f"--batch_size={flags.batch_size} times --num_devices={flags.num_devices} is a batch "
-            f"of {batch} examples, but {loaded.name} has only {len(loaded.train)} to train on: "
-            "make one of the two smaller"
+            f"--batch_size={flags.batch_size} times --num_devices={flags.num_devices}{times} is a "
+            f"batch of {batch} examples, but {loaded.name} has only {len(loaded.train)} to train "
+            "on: make one of the two smaller"
         )
     if flags.data_format == "NCHW":
         train, test = _channels_first(loaded.train), _channels_first(loaded.test)
@@ -38,32 +40,35 @@ def dataset(flags: Flags) -> data.Dataset:
     return loaded
 
 
-def training_batches(flags: Flags, examples: data.Examples, start: int = 0) -> data.Batches:
+def training_batches(
+    flags: Flags, workers: int, examples: data.Examples, start: int = 0
+) -> data.Batches:
     """Return the global batches of a training that has done `start` steps already."""
     return data.Batches(
         examples,
-        flags.batch_size * flags.num_devices,
+        flags.batch_size * flags.num_devices * workers,
         seed=flags.tf_random_seed,
         start=start,
     )
 
 
-def test_batches(flags: Flags, examples: data.Examples) -> data.Batches:
+def test_batches(flags: Flags, workers: int, examples: data.Examples) -> data.Batches:
     """Return the global batches of evaluations, without an end, in the examples' own order."""
     assert flags.eval_batch_size is not None  # by Flags
     return data.Batches(
         examples,
-        min(flags.eval_batch_size * flags.num_devices, len(examples)),
+        min(flags.eval_batch_size * flags.num_devices * workers, len(examples)),
         seed=flags.tf_random_seed,
         shuffle=False,
     )
 
 
-def strategy(flags: Flags) -> Strategy:
-    """Return the strategy, which the caller closes."""
+def strategy(flags: Flags, cluster: Cluster) -> Strategy:
+    """Return the strategy for some processes, which the caller closes."""
     return Strategy(
         f"{flags.device}*{flags.num_devices}",
         flags.variable_update,
+        cluster=cluster,
         concurrent=flags.concurrent,
         **asdict(flags.policy_options()),
     )

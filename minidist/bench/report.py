@@ -16,10 +16,12 @@ import numpy as np
 
 import minidist
 from minidist.bench.flags import Flags
+from minidist.cluster import Cluster
 from minidist.data import Dataset
 from minidist.train import Accuracy
 
 SCHEMA = 1
+ALL_REDUCED = ("replicated", "distributed_all_reduce", "collective_all_reduce")
 RULE = "-" * 64
 
 
@@ -85,10 +87,12 @@ def header(
     num_batches: int,
     num_epochs: float,
     where: str = "",
+    cluster: Cluster | None = None,
 ) -> list[str]:
     """Return the lines that describe a run of `num_batches` steps, or `num_epochs` epochs.
 
-    `where` is a line of its own on where it begins, if not with a first step.
+    `where` is a line of its own on where it begins, if not with a first step. cluster: the
+    processes of a run, if there are several.
     """
     batch_size = flags.eval_batch_size if flags.eval and flags.eval_batch_size else flags.batch_size
     return [
@@ -105,6 +109,7 @@ def header(
         f"Optimizer:   {flags.optimizer}",
         f"Variables:   {flags.variable_update}",
         *_policy(flags),
+        *([] if cluster is None or cluster.size == 1 else _processes(flags, cluster)),
         f"Precision:   {flags.activations or 'float32'}",
         *([where] if where else []),
         "==========",
@@ -123,10 +128,19 @@ def _policy(flags: Flags) -> list[str]:
     """Return the lines that say which kind of its policy this is."""
     if flags.variable_update == "parameter_server":
         return [f"Staged vars: {flags.staged_vars}"]
-    if flags.variable_update == "replicated":
+    if flags.variable_update in ALL_REDUCED:
         spec = flags.policy_options().spec()
         return [f"AllReduce:   {spec}", f"Consistency: {flags.variable_consistency}"]
     return []
+
+
+def _processes(flags: Flags, cluster: Cluster) -> list[str]:
+    """Return the lines on several processes."""
+    servers = f", {len(cluster.servers)} ps" if cluster.servers else ""
+    return [
+        f"Processes:   {len(cluster.workers)} workers{servers}",
+        f"Sync:        {flags.cross_replica_sync}",
+    ]
 
 
 def columns(loss_type: str, accuracy: bool) -> str:
@@ -189,6 +203,7 @@ def document(
     watched: Mapping[str, Any],
     weights_checksum: Sequence[str],
     parameters: int,
+    peak_memory_bytes: int,
     global_step: int,
     resumed_at: int | None,
 ) -> dict[str, Any]:
@@ -211,7 +226,7 @@ def document(
         "resumed_at": resumed_at,
         "weights_checksum": {str(replica): text for replica, text in enumerate(weights_checksum)},
         "parameters": parameters,
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": peak_memory_bytes,
         "versions": versions(),
     }
 

@@ -9,6 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
+from minidist.bench.crew import Crew
 from minidist.bench.flags import Flags
 from minidist.dtypes import HostArray
 from minidist.nn import Layer
@@ -28,9 +29,16 @@ class Keeper:
     """
 
     def __init__(
-        self, flags: Flags, folder: TrainDir, model: Layer, optimizer: Optimizer, end: int
+        self,
+        flags: Flags,
+        crew: Crew,
+        folder: TrainDir,
+        model: Layer,
+        optimizer: Optimizer,
+        end: int,
     ) -> None:
         self._flags = flags
+        self._crew = crew
         self._folder = folder
         self._model = model
         self._optimizer = optimizer
@@ -59,24 +67,28 @@ class Keeper:
         steps, seconds = self._flags.save_model_steps, self._flags.save_model_secs
         if steps is not None:
             return step // steps > self._step // steps
-        return seconds > 0 and time.monotonic() - self._time >= seconds
+        if seconds == 0:
+            return False
+        return self._crew.chiefs("look at the clock", time.monotonic() - self._time >= seconds)
 
 
 class Summaries:
     """Writes numbers on the way as lines of JSON, as a table, and as events for TensorBoard.
 
-    A context manager that closes the files. Summaries of steps after `resumed_at`, which a killed
-    training has left, are cut off.
+    Only the chief does. A context manager that closes the files. Summaries of steps after
+    `resumed_at`, which a killed training has left, are cut off.
     """
 
-    def __init__(self, flags: Flags, folder: TrainDir, model: Layer, resumed_at: int) -> None:
+    def __init__(
+        self, flags: Flags, crew: Crew, folder: TrainDir, model: Layer, resumed_at: int
+    ) -> None:
         self._every = flags.save_summaries_steps
         self._verbosity = flags.summary_verbosity or 0
         self._model = model
         self._open = ExitStack()
         self._writers = [
             self._open.enter_context(SummaryWriter(folder.path / name, resume_from=resumed_at))
-            for name in SUMMARIES
+            for name in crew.for_chief(SUMMARIES)
         ]
 
     def are_due(self, step: int) -> bool:

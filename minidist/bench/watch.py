@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidist import observe
+from minidist.bench import counts, merging
 from minidist.bench.counts import Counts
+from minidist.bench.crew import Crew
 from minidist.bench.flags import Flags
 from minidist.bench.inject import Faults
 from minidist.errors import MinidistError
-from minidist.trace import Phases, Timeline, phases, write
-from minidist.trace.words import lines
+from minidist.trace import Phases, Timeline, phases, words, write
 
 STEPS = 100  # of which phases are the mean, at most
 
@@ -26,8 +27,9 @@ STEPS = 100  # of which phases are the mean, at most
 class Watch:
     """Listens during the measured steps, and plants the faults that the flags ask for."""
 
-    def __init__(self, flags: Flags, counts: Counts) -> None:
+    def __init__(self, flags: Flags, crew: Crew, counts: Counts) -> None:
         self._flags = flags
+        self._crew = crew
         self._counts = counts
         self._timeline = Timeline()
         self._faults = Faults(flags.inject or ())
@@ -62,30 +64,42 @@ class Watch:
     def _write(self) -> None:
         if self._flags.trace_file is None:
             return
+        file = self._crew.own_file(self._flags.trace_file)
         try:
-            recording = self._timeline.recording().last(self._flags.trace_steps)
-            write(Path(self._flags.trace_file), recording)
+            write(Path(file), self._timeline.recording().last(self._flags.trace_steps))
         except OSError as error:
             raise MinidistError(
-                f"--trace_file={self._flags.trace_file}: the trace could not be written: "
-                f"{error.strerror or error}"
+                f"--trace_file={file}: the trace could not be written: {error.strerror or error}"
             ) from error
 
-    @cached_property
-    def phases(self) -> Phases | None:
-        """Where the time of the last steps went; None where there was no step."""
-        return phases(self._timeline.recording().last(STEPS))
+    def found(self) -> Found:
+        """Return what was found in all workers, all of which must call it."""
+        own = phases(self._timeline.recording().last(STEPS))
+        brought = self._counts.json(), None if own is None else own.json()
+        every = self._crew.exchange("report", brought)
+        return Found(
+            merging.counts([counted for counted, _ in every]),
+            merging.phases([timed for _, timed in every]),
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was counted, as the JSON has it, and where the time of the last steps went.
+
+    phases: None where there was no step.
+    """
+
+    counts: dict[str, Any]
+    phases: Phases | None
 
     def lines(self) -> list[str]:
         """Return what a report says of it."""
-        return self._counts.lines() + ([] if self.phases is None else lines(self.phases))
+        return counts.lines(self.counts) + ([] if self.phases is None else words.lines(self.phases))
 
     def json(self) -> dict[str, Any]:
         """Return the fields of a run's JSON."""
-        found = self.phases
-        if found is None:
-            fields: dict[str, Any] = {"phases": None, "hidden_share": None, "replicas": None}
-        else:
-            fields = found.json()
-        watched = {key: fields[key] for key in ("phases", "hidden_share", "replicas")}
-        return self._counts.json() | watched
+        fields: dict[str, Any] = {"phases": None, "hidden_share": None, "replicas": None}
+        if self.phases is not None:
+            fields = self.phases.json()
+        return self.counts | {key: fields[key] for key in ("phases", "hidden_share", "replicas")}

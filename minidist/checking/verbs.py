@@ -20,22 +20,9 @@ from minidist.checking.memory import owner_of, poison
 from minidist.checking.telling import Method, Telling
 from minidist.device.cpu import CpuDevice
 from minidist.device.cpu_ops import CpuOps
-from minidist.device.ops import Ops
+from minidist.device.ops import WRITES, Ops
 from minidist.tensor import Tensor
 
-# The verbs that change what they are given, and what of it: by place and by name. `also` reads it.
-WRITES: dict[str, dict[int | str, bool]] = {
-    "fill": {0: False, "a": False},
-    "convert": {0: False, "destinations": False},
-    "accumulate": {0: True, "a": True},
-    "scatter": {0: False, "a": False},
-    "scatter_add": {0: True, "a": True},
-    "sgd": {0: True, "weights": True},
-    "momentum": {0: True, 2: True, "weights": True, "momenta": True},
-    "rmsprop": {0: True, 2: True, 3: True, "weights": True, "squares": True, "momenta": True},
-    "adam": {0: True, 2: True, 3: True, "weights": True, "firsts": True, "seconds": True},
-    "sum": {0: False, "destinations": False},
-}
 VIEWS = {"reshape", "take"}  # may return what they are given, unread
 LOOKS_AT_NOTHING = {"share_memory", "full"}
 DEVICE_WRITES: dict[str, dict[int | str, bool]] = {

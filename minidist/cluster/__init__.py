@@ -6,11 +6,15 @@
     else:
         strategy = md.Strategy("cpu*2", "parameter_server", cluster=cluster)
 
-environment.py reads who a process is from the variables of its launcher; cluster.py has the roles.
+connecting.py begins it. environment.py reads who a process is from the variables of its launcher,
+roles.py finds who is worker and who is ps. places.py, line.py and pmi.py bring together processes
+that no mpiexec has started; ending.py is how a rank ends that fails. cluster.py is what comes of
+it.
 """
 
 from __future__ import annotations
 
-from minidist.cluster.cluster import Cluster, alone, connect, connected
+from minidist.cluster.cluster import Cluster, alone
+from minidist.cluster.connecting import connect, connected, launched
 
-__all__ = ["Cluster", "alone", "connect", "connected"]
+__all__ = ["Cluster", "alone", "connect", "connected", "launched"]

@@ -6,11 +6,12 @@ Rank is the number of a process among all, task that among those of its job.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist.cluster.calls import Line
 from minidist.comm.mpi import Engine
-from minidist.comm.peers import Patience, Peers, Ranks
+from minidist.comm.peers import Patience, Peers, Ranks, ended
 from minidist.errors import UsageError
 
 CHANNELS = 1024  # of one cluster: of each group of ranks that meet
@@ -37,6 +38,9 @@ class Cluster:
         self.number = number
         self._channels = itertools.count(1)
         self._parts = itertools.count(1)
+        self._groups: list[Peers] = []
+        self._lines: list[Line] | None = None
+        self._left = False
 
     @property
     def size(self) -> int:
@@ -81,50 +85,74 @@ class Cluster:
             return Peers()
         names = [self.name(rank) for rank in ranks]
         how: dict[str, Any] = {} if patience is None else {"patience": patience}
-        return Ranks(self.engine, channel, ranks, names, **how)
+        peers = Ranks(self.engine, channel, ranks, names, **how)
+        self._groups.append(peers)
+        return peers
 
     def part(self, workers: Sequence[int], servers: Sequence[int] = ()) -> Cluster:
         """Return a cluster of only some ranks. All ranks must ask, also those not in it."""
-        return Cluster(self.engine, workers, servers, self.number * 256 + next(self._parts))
+        part = Cluster(self.engine, workers, servers, self.number * 256 + next(self._parts))
+        part._groups = self._groups  # so that all are left together
+        return part
+
+    def leave(self) -> None:
+        """Tell all that wait for this rank, or will, that it takes no further part.
+
+        A ps serves until all workers have said so. A process says it when it ends; of a part of a
+        cluster that ends before, its workers must.
+        """
+        if self._left:
+            return
+        self._left = True
+        for peers in self._groups:
+            peers.leave()
+        if self.engine is not None and self.number == 0:  # the whole job
+            for rank in range(self.engine.size):
+                if rank != self.rank:
+                    self.engine.notify(rank, ended())
+        if self.job == "worker":
+            for line in self.lines:
+                line.leave()
+
+    # --- parameter servers
+
+    @property
+    def call_channel(self) -> int:
+        """The number of the channel over which workers call ps; of no group that meets."""
+        return self.number * CHANNELS
+
+    @property
+    def lines(self) -> list[Line]:
+        """The ways from this worker to each ps."""
+        if self._lines is None:
+            assert self.engine is not None or not self.servers
+            self._lines = [
+                Line(self.engine, rank, self.call_channel) for rank in self.servers if self.engine
+            ]
+        return self._lines
+
+    def serve(self) -> None:
+        """Hold variables for the workers, in a ps, until all of them have left.
+
+        Raises UsageError in a worker.
+        """
+        if _service is None:
+            raise UsageError("import minidist as a whole, which brings what a ps does")
+        _service(self)
 
     def __repr__(self) -> str:
-        return (
-            f"<Cluster of {len(self.workers)} workers and {len(self.servers)} ps, as {self.me}>"
-        )
+        return f"<Cluster of {len(self.workers)} workers and {len(self.servers)} ps, as {self.me}>"
+
+
+_service: Callable[[Cluster], None] | None = None
+
+
+def set_service(service: Callable[[Cluster], None]) -> None:
+    """Install what a ps does (minidist does, with minidist.server)."""
+    global _service
+    _service = service
 
 
 def alone() -> Cluster:
     """Return the cluster of one process, for which MPI is not started."""
     return Cluster(None, (0,))
-
-
-_connected: tuple[Cluster, int] | None = None
-
-
-def connected() -> Cluster | None:
-    """Return what `connect` has returned in this process, None where it was not called."""
-    return None if _connected is None else _connected[0]
-
-
-def connect(num_ps: int = 0) -> Cluster:
-    """Start MPI and return this process's cluster; the same one whenever called again.
-
-    num_ps: so many of the last ranks are parameter servers.
-    Raises ClusterError where MPI is missing, UsageError where no worker would be left, and where it
-    was called with another number before.
-    """
-    global _connected
-    if _connected is not None:
-        if _connected[1] != num_ps:
-            raise UsageError(
-                f"connect was called with num_ps={_connected[1]} before, and now with {num_ps}"
-            )
-        return _connected[0]
-    engine = Engine()
-    if not 0 <= num_ps < engine.size:
-        raise UsageError(
-            f"num_ps={num_ps} of {engine.size} processes leaves no worker; start more processes"
-        )
-    workers = engine.size - num_ps
-    _connected = (Cluster(engine, range(workers), range(workers, engine.size)), num_ps)
-    return _connected[0]

@@ -10,6 +10,20 @@
 | hierarchical_copy | within two groups, across and back | tree | hierarchical.py |
 | auto | as the fastest of the serial ones, by size | serial | auto.py |
 
+Over several processes tiered.py puts together what is done in a machine, where each rank adds up a
+share (exchange.py), and what is done between machines (between.py):
+
+| between | sums | order | file |
+|---|---|---|---|
+| (none) | replica by replica, along a chain of machines | serial | chain.py |
+| xring | the machines' sums, along chains that each begin with another one | ring | chain.py |
+| rechd | the machines' sums, by halves exchanged with mates | tree | doubling.py |
+| pscpu#shards | the machines' sums, on machines that serve by turns | serial | gathered.py |
+| collective | the machines' sums, by MPI's own all-reduce | MPI's | collective.py |
+
+Ranks meet through peers.py, and hand each other arrays in memory that they share (window.py,
+mail.py, boards.py, fields.py) or by messages (mpi.py, letters.py, lane.py).
+
 spec.py has the grammar in which they are asked for, ranges.py the choice by size; compact.py rounds
 to 16 bits, and packing.py puts many tensors in few buffers. docs/reductions.md says when to use
 what.
@@ -26,14 +40,18 @@ from minidist.comm.copy import Copy
 from minidist.comm.halving import HalvingDoubling
 from minidist.comm.hierarchical import HierarchicalCopy
 from minidist.comm.packing import Packer, allocate_row, packer
+from minidist.comm.peers import Peers, Ranks
 from minidist.comm.ranges import ByRange
 from minidist.comm.ring import Ring
 from minidist.comm.row import Row
 from minidist.comm.servers import Servers
 from minidist.comm.spec import Range, Spec, parse
+from minidist.comm.tiered import Tiered
 from minidist.device import Device, host
 
 __all__ = ["Communicator", "Packer", "Row", "Spec", "allocate_row", "make", "packer", "parse"]
+
+ORDERS = {"xring": "ring", "rechd": "tree", "hierarchical_copy": "tree"}  # others are serial
 
 
 def make(
@@ -43,18 +61,35 @@ def make(
     *,
     reducers: Sequence[Device] | None = None,
     compact: str | None = None,
+    peers: Peers | None = None,
+    counts: Sequence[int] = (),
 ) -> Communicator:
     """Return the communicator for these devices that a spec asks for.
 
     reducers: where `copy` sums, on all of the devices if not given.
     compact: "float16" or "bfloat16" rounds what travels; of one device alone nothing does.
+    peers, counts: the processes whose replicas are summed with these, and how many each has.
     Raises UsageError (a ValueError) for a spec there is not, or not for these devices.
     """
     if isinstance(spec, str):
         spec = parse(spec)
-    members = [_make(one, devices, packer, reducers) for one in spec.ranges]
+    if isinstance(peers, Ranks):
+        members = [_across(one, devices, peers, counts) for one in spec.ranges]
+        replicas = sum(counts)
+    else:
+        members = [_make(one, devices, packer, reducers) for one in spec.ranges]
+        replicas = len(devices)
     whole = members[0] if len(members) == 1 else ByRange(spec, members)
-    return Compact(whole, compact) if compact and len(devices) > 1 else whole
+    return Compact(whole, compact) if compact and replicas > 1 else whole
+
+
+def _across(
+    one: Range, devices: Sequence[Device], peers: Ranks, counts: Sequence[int]
+) -> Communicator:
+    if one.algorithm == "collective":
+        return Tiered(devices, peers, counts, "serial", "collective", apart=True)
+    inside = ORDERS.get(one.algorithm, "serial")
+    return Tiered(devices, peers, counts, inside, one.between, one.between_shards)
 
 
 def _make(

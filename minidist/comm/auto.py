@@ -19,7 +19,7 @@ from __future__ import annotations
 from minidist.comm.spec import Spec, parse
 from minidist.device import Device
 
-SPECS = {"cpu": "copy", "host": "copy"}
+SPECS = {"cpu": "copy", "host": "copy", "cuda": "copy"}
 
 
 def fastest(device: Device) -> Spec:

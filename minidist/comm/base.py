@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from minidist import observe
-from minidist.comm.row import Row, placed
+from minidist.comm.cutting import cut, lengths, shares
+from minidist.comm.packing import allocate_row
+from minidist.comm.peers import Peers
+from minidist.comm.row import Row, placed, tell
+from minidist.comm.scratch import Scratch
 from minidist.device import Array, Device
 from minidist.errors import ShapeError, UsageError
 from minidist.kernels.reduce import alike
@@ -29,13 +34,15 @@ class Communicator(ABC):
 
     devices: tuple[Device, ...]
     order: str
+    _peers: Peers = Peers()  # the processes that take part: this one alone
 
     def reduce(
         self,
         sources: Sequence[Sequence[Array]],
-        destination: Sequence[Array],
+        destination: Sequence[Array] | None,
         weights: Sequence[float] | None = None,
         *,
+        root: int | None = None,
         scale: float = 1.0,
         threads: int,
     ) -> None:
@@ -43,9 +50,82 @@ class Communicator(ABC):
 
         With weights it is Σ(w_i·x_i)·scale. Weights and scale are for floating-point rows. Runs on
         the calling thread with up to `threads` of the machine's.
+        root: the replica in whose process it is wanted; other processes may give None for it. By
+        default every process wants it.
         Raises ShapeError naming the replica or destination whose row does not fit.
         """
-        self.all_reduce(sources, [destination], weights, scale=scale, threads=threads)
+        here = root is None or self.first <= root < self.first + len(self.devices)
+        if root is not None:
+            self._check_replica("reduce", root)
+            self._agree(f"reduce to replica {root}")
+        if destination is None and here:
+            raise UsageError("reduce: the sum is wanted in this process; give a destination for it")
+        with Scratch() as scratch:
+            if destination is None:
+                destination = scratch.like(self.devices[0], sources[0])
+            self.all_reduce(sources, [destination], weights, scale=scale, threads=threads)
+
+    def reduce_scatter(
+        self,
+        sources: Sequence[Sequence[Array]],
+        destinations: Sequence[Sequence[Array]],
+        weights: Sequence[float] | None = None,
+        *,
+        scale: float = 1.0,
+        threads: int,
+    ) -> None:
+        """Give each replica its part of the sum, which is all-reduced.
+
+        destinations: for each replica here a row of flat arrays. Of a tensor of L elements replica
+        k of n gets those from ⌊kL/n⌋ to ⌊(k+1)L/n⌋.
+        """
+        n = self.replicas
+        given = placed(sources, self.devices)
+        wanted = placed(destinations, self.devices)
+        plan = shares(lengths(given[0]), n)
+        if len(wanted) != len(self.devices):
+            raise UsageError(
+                f"reduce_scatter: {len(wanted)} destinations for {len(self.devices)} replicas"
+            )
+        for k, row in enumerate(wanted, self.first):
+            sizes = [b - a for _, a, b in plan[k]]
+            if [array.size for array in row] != sizes:
+                raise ShapeError(
+                    f"reduce_scatter: replica {k} of {n} gets {sizes} elements of the tensors, and "
+                    f"its destination has room for {[array.size for array in row]}"
+                )
+        with Scratch() as scratch:
+            total = scratch.like(self.devices[0], given[0])
+            self.all_reduce(given, [total], weights, scale=scale, threads=threads)
+            for k, row in enumerate(wanted, self.first):
+                copy_row(row, cut(total, plan)[k])
+
+    def allocate(self, kinds: Sequence[tuple[tuple[int, ...], Any]]) -> Row:
+        """Return a row of arrays, each (shape, dtype), in which a sum is had the fastest.
+
+        All processes must ask for the same. Of ranks that share memory each has its row where the
+        others reach it. It is valid as long as they are in step.
+        """
+        return allocate_row([(self.devices[0], kind) for kind in kinds])
+
+    def broadcast(self, rows: Sequence[Sequence[Array]], root: int = 0) -> None:
+        """Copy the row of replica `root` into those of all others; dtypes may be any.
+
+        Raises UsageError for a replica that there is not, ShapeError as all_reduce does.
+        """
+        if not alike(rows):
+            _check("broadcast", rows, [])
+        self._check_replica("broadcast", root)
+        with observe.span("copy", "broadcast", tensors=len(rows[0])):
+            self._broadcast_rows(placed(rows, self.devices), root)
+
+    def all_gather(self, sources: Sequence[Sequence[Array]]) -> list[Row]:
+        """Return the rows of all replicas, in their order; numbers, shapes and dtypes may differ.
+
+        Those of this process are the sources themselves, others are new, on the first device here.
+        """
+        with observe.span("copy", "all_gather"):
+            return self._gather_rows(placed(sources, self.devices))
 
     def all_reduce(
         self,
@@ -64,12 +144,11 @@ class Communicator(ABC):
         if not destinations:
             raise UsageError("all_reduce has no destination; give a row for each device")
         if not alike((*sources, *destinations)):
-            _check(sources, destinations)
-        if weights is not None and len(weights) != len(sources):
-            raise UsageError(f"all_reduce: {len(weights)} weights for {len(sources)} replicas")
+            _check("all_reduce", sources, destinations)
         in_place = destinations is sources
         sources = placed(sources, self.devices)
         destinations = sources if in_place else placed(destinations, self.devices)
+        sources, weights = self._heard(sources, weights)
         if not observe.watching:
             self._all_reduce(sources, destinations, weights, scale, threads)
             return
@@ -77,6 +156,47 @@ class Communicator(ABC):
         how = {"tensors": len(sources[0]), "bytes": nbytes, "destinations": len(destinations)}
         with observe.span("reduce", type(self).__name__, sources=len(sources), **how):
             self._all_reduce(sources, destinations, weights, scale, threads)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, with those of other processes."""
+        return len(self.devices)
+
+    @property
+    def first(self) -> int:
+        """The number of this process's first replica."""
+        return 0
+
+    def _check_replica(self, verb: str, replica: int) -> None:
+        if not 0 <= replica < self.replicas:
+            raise UsageError(f"{verb}: there is no replica {replica} of {self.replicas}")
+
+    def _agree(self, what: str) -> None:
+        """Meet the other processes, if there are any, all of which must be about to do that."""
+        self._peers.meet(what)
+
+    def _broadcast_rows(self, rows: Sequence[Row], root: int) -> None:
+        for row in rows:
+            if row is not rows[root]:
+                copy_row(row, rows[root])
+
+    def _gather_rows(self, sources: Sequence[Row]) -> list[Row]:
+        return list(sources)
+
+    def _heard(
+        self, sources: Sequence[Row], weights: Sequence[float] | None
+    ) -> tuple[Sequence[Row], Sequence[float] | None]:
+        """Return what is summed: replicas of weight 0 have no say, not even with a NaN."""
+        if weights is None:
+            return sources, None
+        if len(weights) != len(sources):
+            raise UsageError(f"all_reduce: {len(weights)} weights for {len(sources)} replicas")
+        if all(weights):
+            return sources, weights
+        return (
+            [row for row, weight in zip(sources, weights, strict=True) if weight],
+            [weight for weight in weights if weight],
+        )
 
     @abstractmethod
     def _all_reduce(
@@ -99,7 +219,17 @@ class Communicator(ABC):
         """
 
 
-def _check(sources: Sequence[Sequence[Array]], destinations: Sequence[Sequence[Array]]) -> None:
+def copy_row(destination: Row, source: Row) -> None:
+    """Let the devices of a row read another one."""
+    if observe.counting:
+        tell(destination.devices, [destination], [source])
+    for device, into, array in zip(destination.devices, destination, source, strict=True):
+        device.copy(into, array)
+
+
+def _check(
+    verb: str, sources: Sequence[Sequence[Array]], destinations: Sequence[Sequence[Array]]
+) -> None:
     first = sources[0]
     kinds = [(array.shape, array.dtype) for array in first]
     for who, rows in (("replica", sources), ("destination", destinations)):
@@ -108,12 +238,12 @@ def _check(sources: Sequence[Sequence[Array]], destinations: Sequence[Sequence[A
                 continue
             if len(row) != len(first):
                 raise ShapeError(
-                    f"all_reduce: replica 0 gives {len(first)} tensors and {who} {number} has "
+                    f"{verb}: replica 0 gives {len(first)} tensors and {who} {number} has "
                     f"{len(row)}; all must have the same"
                 )
             for i, (ours, theirs) in enumerate(zip(first, row, strict=True)):
                 if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
                     raise ShapeError(
-                        f"all_reduce: tensor {i} is {ours.dtype}{list(ours.shape)} in replica 0 "
+                        f"{verb}: tensor {i} is {ours.dtype}{list(ours.shape)} in replica 0 "
                         f"and {theirs.dtype}{list(theirs.shape)} in {who} {number}"
                     )

@@ -12,6 +12,7 @@ large for float16 is infinite; bfloat16 has float32's range.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minidist import observe
 from minidist.comm.base import Communicator
@@ -32,6 +33,31 @@ class Compact(Communicator):
         self._inner = inner
         self._dtype = as_dtype(dtype)
         self.order = inner.order
+
+    @property
+    def replicas(self) -> int:
+        return self._inner.replicas
+
+    @property
+    def first(self) -> int:
+        return self._inner.first
+
+    def _heard(
+        self, sources: Sequence[Row], weights: Sequence[float] | None
+    ) -> tuple[Sequence[Row], Sequence[float] | None]:
+        return self._inner._heard(sources, weights)
+
+    def allocate(self, kinds: Sequence[tuple[tuple[int, ...], Any]]) -> Row:
+        return self._inner.allocate(kinds)
+
+    def _agree(self, what: str) -> None:
+        self._inner._agree(what)
+
+    def _broadcast_rows(self, rows: Sequence[Row], root: int) -> None:
+        self._inner._broadcast_rows(rows, root)
+
+    def _gather_rows(self, sources: Sequence[Row]) -> list[Row]:
+        return self._inner._gather_rows(sources)
 
     def _all_reduce(
         self,

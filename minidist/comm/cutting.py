@@ -18,7 +18,8 @@ from minidist.comm.row import Row
 from minidist.device import Array
 from minidist.errors import ShapeError
 
-Plan = Sequence[Sequence[tuple[int, int, int]]]
+Piece = tuple[int, int, int]
+Plan = Sequence[Sequence[Piece]]
 
 
 @lru_cache
@@ -50,6 +51,30 @@ def runs(sizes: tuple[int, ...], count: int) -> Plan:
         or [(0, 0, 0)]
         for a, b in pairwise(bounds)
     ]
+
+
+def runs_of(pieces: Sequence[Piece], count: int, step: int = 1) -> Plan:
+    """Cut pieces in `count` runs of nearly as many elements, some of which may be empty.
+
+    All runs but the last have a multiple of `step` elements.
+    """
+    total = sum(b - a for _, a, b in pieces)
+    bounds = [total * k // count // step * step for k in range(count)] + [total]
+    plan: list[list[Piece]] = []
+    for first, end in pairwise(bounds):
+        run, start = [], 0
+        for i, a, b in pieces:
+            low, high = max(first, start), min(end, start + b - a)
+            if low < high:
+                run.append((i, a + low - start, a + high - start))
+            start += b - a
+        plan.append(run)
+    return plan
+
+
+def extent(pieces: Sequence[Piece]) -> int:
+    """Return how many elements some pieces have."""
+    return sum(b - a for _, a, b in pieces)
 
 
 def lengths(row: Row) -> tuple[int, ...]:

@@ -10,24 +10,37 @@ from __future__ import annotations
 import json
 import math
 import struct
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from minidist import context, observe
+from minidist.comm.mail import BOX, PLOT, Mail
 from minidist.comm.mpi import Engine, Pending
+from minidist.comm.window import Plots
 from minidist.errors import HangError, MergeMismatchError, PeerError
+from minidist.kernels.rendezvous import Fence, SharedFence
 from minidist.patience import DEADLINE, REPORT_AFTER, Waiting
 
 if TYPE_CHECKING:
+    from minidist.comm.carrier import Carrier
     from minidist.device import Array
 
 Patience = Callable[[], tuple[float, float]]  # seconds to a report, and to an error
+AnyFence = Fence | SharedFence
+Opened = tuple[int, bytes, bytes, int]  # a packet: number, what is done, what is brought, plot
 
+EVERY = -1  # the channel of who ends: all that there are, also those that it has never used
 KINDS = 8  # tags of one channel
 PACKET, REST, DATA = range(1, 4)
-HEAD = struct.Struct("<QII")  # number of the meeting, bytes of what is done, bytes that are brought
+# Number of the meeting, bytes of what is done, bytes that are brought, where the plot of mail is.
+HEAD = struct.Struct("<QIIq")
 PACKET_BYTES = 1024
+NOTHING: Opened = (0, b"", b"", -1)
+SOON = 1e-3  # seconds that a wait may take before anybody looks whether it is in vain
 
 
 class Peers:
@@ -40,6 +53,8 @@ class Peers:
     me = 0
     names: tuple[str, ...] = ("worker:0",)
     hosts: tuple[str, ...] = ("",)
+    patience: Patience = staticmethod(lambda: (REPORT_AFTER, DEADLINE))
+    waits: Callable[[], str] | None = None  # says for whom this rank waits, as long as it does
 
     @property
     def count(self) -> int:
@@ -54,11 +69,14 @@ class Peers:
         """
         return [brought]
 
-    def send(self, to: int, array: Array) -> Pending:
-        """Send a contiguous array to a peer; it may be written again when this is done."""
+    def send(self, to: int, array: Array, kind: int = 0) -> Pending:
+        """Send a contiguous array to a peer; it may be written again when this is done.
+
+        kind: 0 or 1; messages of one kind arrive in the order in which they were sent.
+        """
         raise AssertionError("there is nobody to send to")
 
-    def receive(self, source: int, array: Array) -> Pending:
+    def receive(self, source: int, array: Array, kind: int = 0) -> Pending:
         """Receive into a contiguous array, in the order in which that peer has sent."""
         raise AssertionError("there is nobody to receive from")
 
@@ -67,6 +85,9 @@ class Peers:
 
         Raises PeerError and HangError as `meet` does, and what has gone wrong with one of them.
         """
+
+    def check(self, what: str) -> None:
+        """Raise PeerError where a peer has failed, while this rank is to do something else."""
 
     def fail(self, failure: BaseException) -> None:
         """Tell the others that this rank has failed, so that they do not wait for it."""
@@ -85,58 +106,94 @@ class Ranks(Peers):
         ranks: Sequence[int],
         names: Sequence[str],
         patience: Patience = lambda: (REPORT_AFTER, DEADLINE),
+        hosts: Sequence[str] | None = None,
     ) -> None:
+        """hosts: the machine of each rank, if it is to be taken for another one than it is on."""
         self._engine = engine
         self._channel = channel
         self._tag = channel * KINDS
         self._ranks = tuple(ranks)
         self.me = self._ranks.index(engine.rank)
         self.names = tuple(names)
-        self.hosts = tuple(engine.hosts[rank] for rank in ranks)
+        self.hosts = tuple(hosts or [engine.hosts[rank] for rank in ranks])
         self.patience = patience
         self._met = 0  # meetings that this rank has come to
         self._ended: dict[int, tuple[int, str, bool]] = {}  # by peer: after which, why, failed
         self._read = 0  # notices that were looked at
+        self._reading = threading.Lock()
         self._broken: BaseException | None = None
         self._gone = False
+        self.carriers: dict[tuple[int, ...], Carrier] = {}  # by their members; see boards.py
+        self._others = [peer for peer in range(self.count) if peer != self.me]
+        here = [host == self.hosts[self.me] for host in self.hosts]
+        memory = [engine.memory.get(rank) for rank in self._ranks]
+        self.plots = Plots(
+            engine.part, [at if near else None for at, near in zip(memory, here, strict=True)]
+        )
+        self._mail: Mail | None = None  # from the second meeting on, where all share memory
+        self._plot = self.plots.take(PLOT) if all(here) else -1
+        if self._plot >= 0:
+            Mail.prepare(self.plots.at(self.me, self._plot, PLOT))
 
     def meet(self, what: str, brought: bytes = b"") -> list[bytes]:
         self._require_whole()
         self._met += 1
         said = what.encode()
-        body = said + brought
-        packet = np.zeros(PACKET_BYTES, np.uint8)
-        head = HEAD.pack(self._met, len(said), len(brought)) + body
-        packet[: len(head)] = np.frombuffer(head[:PACKET_BYTES], np.uint8)
-        rest = np.frombuffer(head[PACKET_BYTES:], np.uint8)
-        others = [peer for peer in range(self.count) if peer != self.me]
-        packets = {peer: np.empty(PACKET_BYTES, np.uint8) for peer in others}
-        arriving = [(peer, self._receive(peer, packets[peer], PACKET)) for peer in others]
-        leaving = [(peer, self._send(peer, packet, PACKET)) for peer in others]
-        if len(rest):
-            leaving += [(peer, self._send(peer, rest, REST)) for peer in others]
+        head = HEAD.pack(self._met, len(said), len(brought), self._plot)
+        by = self._meet_by_messages if self._mail is None else self._meet_by_mail
+        with observe.span("peers", what):
+            opened = by(head + said + brought, what)
+        opened[self.me] = (self._met, said, brought, self._plot)
+        if any(number != self._met or words != said for number, words, _, _ in opened):
+            self._raise_differing([(number, words.decode()) for number, words, _, _ in opened])
+        if self._met == 1 and all(start >= 0 for _, _, _, start in opened):
+            plots = [self.plots.at(peer, opened[peer][3], PLOT) for peer in range(self.count)]
+            self._mail = Mail(plots, self.me)
+        return [theirs for _, _, theirs, _ in opened]
+
+    def _meet_by_messages(self, packet: bytes, what: str) -> list[Opened]:
+        sheet = np.zeros(PACKET_BYTES, np.uint8)
+        sheet[: len(packet)] = np.frombuffer(packet[:PACKET_BYTES], np.uint8)
+        sheets = {peer: np.empty(PACKET_BYTES, np.uint8) for peer in self._others}
+        arriving = [(peer, self._receive(peer, sheets[peer], PACKET)) for peer in self._others]
+        leaving = [(peer, self._send(peer, sheet, PACKET)) for peer in self._others]
+        leaving += self._send_rest(packet[PACKET_BYTES:])
         self.wait(arriving, what)
-        theirs = {peer: self._opened(peer, packets[peer], what) for peer in others}
+        opened = [NOTHING] * self.count
+        for peer in self._others:
+            opened[peer] = self._opened(peer, sheets[peer].data, what)
         self.wait(leaving, what)
-        theirs[self.me] = (self._met, what, brought)
-        self._check_same([theirs[peer][:2] for peer in range(self.count)])
-        return [theirs[peer][2] for peer in range(self.count)]
+        return opened
 
-    def _opened(self, peer: int, packet: Any, what: str) -> tuple[int, str, bytes]:
-        """Return the number, the words and the bytes of a packet; the rest comes by itself."""
-        head = packet.tobytes()
-        number, words, length = HEAD.unpack_from(head)
-        missing = HEAD.size + words + length - PACKET_BYTES
-        if missing > 0:
-            rest = np.empty(missing, np.uint8)
+    def _meet_by_mail(self, packet: bytes, what: str) -> list[Opened]:
+        mail = self._mail
+        assert mail is not None
+        mail.put(packet[:BOX])
+        leaving = self._send_rest(packet[BOX:])
+        opened = [NOTHING] * self.count
+        for peer in self._others:
+            self.wait_for([(peer, mail.fences[peer])], mail.count, what)
+            opened[peer] = self._opened(peer, mail.read(peer), what)
+        self.wait(leaving, what)
+        return opened
+
+    def _send_rest(self, rest: bytes) -> list[tuple[int, Pending]]:
+        """Send what is too long for a packet."""
+        array = np.frombuffer(rest, np.uint8)
+        return [(peer, self._send(peer, array, REST)) for peer in self._others] if rest else []
+
+    def _opened(self, peer: int, packet: memoryview, what: str) -> Opened:
+        """Return what is in a packet; the rest comes by itself."""
+        number, words, length, plot = HEAD.unpack_from(packet)
+        middle, end = HEAD.size + words, HEAD.size + words + length
+        whole: Any = packet
+        if end > len(packet):
+            rest = np.empty(end - len(packet), np.uint8)
             self.wait([(peer, self._receive(peer, rest, REST))], what)
-            head += rest.tobytes()
-        body = head[HEAD.size : HEAD.size + words + length]
-        return number, body[:words].decode(), body[words:]
+            whole = bytes(packet) + rest.tobytes()
+        return number, bytes(whole[HEAD.size : middle]), bytes(whole[middle:end]), plot
 
-    def _check_same(self, said: Sequence[tuple[int, str]]) -> None:
-        if all(each == said[0] for each in said):
-            return
+    def _raise_differing(self, said: Sequence[tuple[int, str]]) -> NoReturn:
         by_what: dict[str, list[str]] = {}
         for name, (_, what) in zip(self.names, said, strict=True):
             by_what.setdefault(what, []).append(name)
@@ -151,11 +208,11 @@ class Ranks(Peers):
         )
         raise self._broken
 
-    def send(self, to: int, array: Array) -> Pending:
-        return self._send(to, array, DATA)
+    def send(self, to: int, array: Array, kind: int = 0) -> Pending:
+        return self._send(to, array, DATA + kind)
 
-    def receive(self, source: int, array: Array) -> Pending:
-        return self._receive(source, array, DATA)
+    def receive(self, source: int, array: Array, kind: int = 0) -> Pending:
+        return self._receive(source, array, DATA + kind)
 
     def _send(self, to: int, array: Array, kind: int) -> Pending:
         return self._engine.send(self._ranks[to], self._tag + kind, array)
@@ -164,35 +221,94 @@ class Ranks(Peers):
         return self._engine.receive(self._ranks[source], self._tag + kind, array)
 
     def wait(self, pendings: Sequence[tuple[int, Pending]], what: str) -> None:
-        waiting: Waiting | None = None
-        for peer, pending in pendings:
-            while not pending.fence.wait(1, 0.0):
-                self._check_ended(peer, what)
-                if waiting is None:
-                    waiting = Waiting(*self.patience())
-                try:
-                    waiting.tick(pending.fence, 1, lambda: self._missing(pendings, what))
-                except HangError as failure:
-                    self._broken = failure
-                    raise
+        self._wait([(peer, pending.fence) for peer, pending in pendings], 1, what)
+        for _, pending in pendings:
             pending.get()
 
-    def _missing(self, pendings: Sequence[tuple[int, Pending]], what: str) -> str:
-        late = sorted({peer for peer, pending in pendings if not pending.done})
+    def wait_for(self, fences: Sequence[tuple[int, AnyFence]], target: int, what: str) -> None:
+        """Wait until fences, each with the peer that advances it, have reached a value.
+
+        Raises as `wait` does.
+        """
+        self._wait(fences, target, what)
+
+    def _wait(self, fences: Sequence[tuple[int, AnyFence]], target: int, what: str) -> None:
+        waiting: Waiting | None = None
+        for peer, fence in fences:
+            if fence.wait(target, SOON):
+                continue
+            if waiting is None:
+                waiting = Waiting(*self.patience())
+            self.waits = partial(self._missing, fences, target, what)
+            try:
+                while fence.value < target:
+                    self._go_on(peer, what)
+                    waiting.tick(fence, target, self.waits)
+            except HangError as failure:
+                self._broken = failure
+                raise
+            finally:
+                self.waits = None
+
+    def _go_on(self, waited_for: int, what: str) -> None:
+        """Raise what ends a wait: a run that has ended without this thread, or a failure."""
+        run = context.frame().run
+        if run is not None:
+            run.check()
+        if self._broken is not None:
+            raise self._out_of_step() from self._broken
+        self._check_ended(waited_for, what)
+
+    def _missing(self, fences: Sequence[tuple[int, AnyFence]], target: int, what: str) -> str:
+        late = sorted({peer for peer, fence in fences if fence.value < target})
         names = ", ".join(f"{self.names[peer]} (on {self.hosts[peer]})" for peer in late)
         return f"{self.names[self.me]} has waited for {names} to {what}, in meeting {self._met}"
 
+    # --- MPI's own collectives
+
+    def communicator(self, members: Sequence[int]) -> Any:
+        """Return an MPI communicator of some peers. All peers must ask, each for its own group.
+
+        Raises as `meet` does.
+        """
+        self.meet("make an MPI communicator")  # from then on MPI waits for them, without a deadline
+        ranks = [self._ranks[member] for member in members]
+
+        def make(mpi: Any, world: Any) -> Any:
+            made = world.Create_group(world.Get_group().Incl(ranks), self._tag)
+            made.Set_errhandler(mpi.ERRORS_RETURN)
+            return made
+
+        pending = self._engine.call(make)
+        self.wait([(peer, pending) for peer in members], "make an MPI communicator")
+        return pending.get()
+
+    def all_reduce(self, communicator: Any, given: Array | None, total: Array) -> Pending:
+        """Let MPI sum contiguous arrays over a communicator; given: None where it is `total`."""
+
+        def begin(mpi: Any, _: Any) -> Any:
+            return communicator.Iallreduce(mpi.IN_PLACE if given is None else given, total)
+
+        return self._engine.start(begin, total.nbytes)
+
     # --- the end
+
+    def check(self, what: str) -> None:
+        self._check_ended(-1, what)
 
     def fail(self, failure: BaseException) -> None:
         if self._broken is None:
             self._broken = failure
+        if not self._gone:
+            self._gone = True
             self._tell(f"{type(failure).__name__}: {failure}", failed=True)
+            self.plots.retire(self._all_ended)
 
     def leave(self) -> None:
-        if not self._gone and self._broken is None:
+        if not self._gone:
             self._gone = True
             self._tell("", failed=False)
+            self.plots.retire(self._all_ended)
 
     def _tell(self, why: str, failed: bool) -> None:
         why = why.encode("ascii", "replace").decode()[:900]  # fits a notice, whatever JSON escapes
@@ -203,13 +319,20 @@ class Ranks(Peers):
 
     def _read_notices(self) -> None:
         notices = self._engine.notices
-        while self._read < len(notices):
-            rank, text = notices[self._read]
-            self._read += 1
-            notice = json.loads(text)
-            if notice["channel"] == self._channel and rank in self._ranks:
-                peer = self._ranks.index(rank)
-                self._ended.setdefault(peer, (notice["met"], notice["why"], notice["failed"]))
+        if self._read == len(notices):
+            return
+        with self._reading:  # threads that wait for different things look at the same time
+            while self._read < len(notices):
+                rank, text = notices[self._read]
+                notice = json.loads(text)
+                if notice["channel"] in (self._channel, EVERY) and rank in self._ranks:
+                    peer = self._ranks.index(rank)
+                    self._ended.setdefault(peer, (notice["met"], notice["why"], notice["failed"]))
+                self._read += 1
+
+    def _all_ended(self) -> bool:
+        self._read_notices()
+        return len(self._ended) == self.count - 1
 
     def _check_ended(self, waited_for: int, what: str) -> None:
         """Raise PeerError where a peer has failed, or the one that is waited for will not come."""
@@ -231,11 +354,19 @@ class Ranks(Peers):
 
     def _require_whole(self) -> None:
         if self._broken is not None:
-            raise PeerError(
-                f"{self.names[self.me]} and its peers are out of step since: "
-                f"{type(self._broken).__name__}: {self._broken}; make a new strategy"
-            ) from self._broken
+            raise self._out_of_step() from self._broken
         self._check_ended(-1, "go on")
+
+    def _out_of_step(self) -> PeerError:
+        return PeerError(
+            f"{self.names[self.me]} and its peers are out of step since: "
+            f"{type(self._broken).__name__}: {self._broken}; make a new strategy"
+        )
+
+
+def ended() -> bytes:
+    """Return the notice of a rank that ends: what it has not come to by now, it never will."""
+    return json.dumps({"channel": EVERY, "met": 0, "failed": False, "why": ""}).encode()
 
 
 def never() -> tuple[float, float]:

@@ -7,6 +7,7 @@ pscpu:2K:xring     tensors of at most 2048 elements ──►  pscpu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minidist.comm.base import Communicator
 from minidist.comm.row import Row, columns
@@ -23,6 +24,31 @@ class ByRange(Communicator):
         self.devices = members[0].devices
         orders = {member.order for member in members}
         self.order = orders.pop() if len(orders) == 1 else "mixed"
+
+    @property
+    def replicas(self) -> int:
+        return self._members[0].replicas
+
+    @property
+    def first(self) -> int:
+        return self._members[0].first
+
+    def _heard(
+        self, sources: Sequence[Row], weights: Sequence[float] | None
+    ) -> tuple[Sequence[Row], Sequence[float] | None]:
+        return self._members[0]._heard(sources, weights)
+
+    def allocate(self, kinds: Sequence[tuple[tuple[int, ...], Any]]) -> Row:
+        return self._members[0].allocate(kinds)
+
+    def _agree(self, what: str) -> None:
+        self._members[0]._agree(what)
+
+    def _broadcast_rows(self, rows: Sequence[Row], root: int) -> None:
+        self._members[0]._broadcast_rows(rows, root)
+
+    def _gather_rows(self, sources: Sequence[Row]) -> list[Row]:
+        return self._members[0]._gather_rows(sources)
 
     def _all_reduce(
         self,

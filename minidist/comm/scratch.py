@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from minidist.comm.row import Row
-from minidist.device import Array, Device, Lease
+from minidist.device import Array, Device, Lease, host
 from minidist.kernels.reduce import offsets
 
 
@@ -31,7 +31,12 @@ class Scratch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for lease in self._leases:
+        self.close()
+
+    def close(self) -> None:
+        """Give all buffers back."""
+        leases, self._leases = self._leases, []
+        for lease in leases:
             lease.release()
 
     def flat(self, device: Device, length: int, dtype: Any) -> Array:
@@ -45,6 +50,11 @@ class Scratch:
         if dtype is None:
             dtype = like[0].dtype
         return laid(self.flat(device, room(like, dtype), dtype), like, device)
+
+    def like(self, device: Device, row: Sequence[Array]) -> Row:
+        """Return arrays shaped like those of a row of any dtypes, on a device."""
+        arrays = [self.flat(device, array.size, array.dtype).reshape(array.shape) for array in row]
+        return Row.on(device, arrays)
 
     def spread(self, devices: Sequence[Device], like: Row, turn: int = 0) -> Row:
         """Return arrays shaped like those of a row, the i-th on device i + `turn` modulo all."""
@@ -70,3 +80,12 @@ def laid(flat: Array, row: Row, device: Device) -> Row:
         for start, array in zip(starts, row, strict=True)
     ]
     return Row.on(device, arrays)
+
+
+def in_a_row(flat: Array, sizes: Sequence[int]) -> Row:
+    """Return flat arrays of so many elements, directly one behind the other in a host's buffer."""
+    arrays, start = [], 0
+    for size in sizes:
+        arrays.append(flat[start : start + size])
+        start += size
+    return Row.on(host(), arrays)

@@ -1,11 +1,13 @@
 """Spec: which algorithm sums tensors of which size, in one line of text.
 
-    spec   =  range [ ":" limit ":" range ] …      the last range has no limit
-    range  =  algorithm [ "#" shards ]
-    limit  =  a number of elements; K, M and G after it are 2^10, 2^20 and 2^30
+    spec    =  range [ ":" limit ":" range ] …      the last range has no limit
+    range   =  one [ "/" one ]                      in each machine, and between machines
+    one     =  algorithm [ "#" shards ]
+    limit   =  a number of elements; K, M and G after it are 2^10, 2^20 and 2^30
 
 `pscpu:2k:xring#2` sums tensors of at most 2048 elements by pscpu and larger ones by xring in two
-shards. The grammar is that of `all_reduce_spec` in tf_cnn_benchmarks.
+shards. `copy/xring` sums in each machine by copy and over the machines' sums by xring; on one
+machine it is copy. The grammar is that of `all_reduce_spec` in tf_cnn_benchmarks.
 """
 
 from __future__ import annotations
@@ -17,36 +19,50 @@ from itertools import pairwise
 
 from minidist.errors import UsageError
 
-ALGORITHMS = ("auto", "copy", "pscpu", "psgpu", "xring", "rechd", "hierarchical_copy")
+ALGORITHMS = (
+    "auto",
+    "copy",
+    "pscpu",
+    "psgpu",
+    "xring",
+    "rechd",
+    "hierarchical_copy",
+    "collective",
+)
 SHARDED = ("pscpu", "psgpu", "xring")
 MOST_SHARDS = 1024  # each is a step of its own, however small the tensors
 
-# What the ancestor has and one machine's devices have not.
+BETWEEN = ("xring", "rechd", "pscpu", "collective")  # what there is between machines
+SHARDED_BETWEEN = ("pscpu",)
+# What takes GPUs.
 ELSEWHERE = {
     "nccl": (
         "needs GPUs and NCCL, which come with the extra cuda12 (pip install 'minidist[cuda12]'); "
         "on devices of the CPU use auto"
     ),
-    "nccl/xring": "sums by NCCL in each machine and by xring between them; on one, use xring",
-    "nccl/rechd": "sums by NCCL in each machine and by rechd between them; on one, use rechd",
-    "nccl/pscpu": "sums by NCCL in each machine and by pscpu between them; on one, use pscpu",
-    "pscpu/pscpu": "sums on a host in each machine and then on one for all; on one, use pscpu",
-    "collective": "sums over a cluster of machines; on one, use auto",
 }
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
 class Range:
-    """Tensors of at most `limit` elements (None: of any size), and how they are summed."""
+    """Tensors of at most `limit` elements (None: of any size), and how they are summed.
+
+    algorithm, shards: over all replicas, or over those of a machine where `between` says how the
+    machines' sums are summed.
+    """
 
     algorithm: str
     shards: int = 1
     limit: int | None = None
+    between: str | None = None
+    between_shards: int = 1
 
     def __str__(self) -> str:
-        shards = f"#{self.shards}" if self.shards > 1 else ""
-        return self.algorithm + shards + ("" if self.limit is None else f":{_short(self.limit)}")
+        text = self.algorithm + _marked(self.shards)
+        if self.between is not None:
+            text += f"/{self.between}" + _marked(self.between_shards)
+        return text + ("" if self.limit is None else f":{_short(self.limit)}")
 
 
 @dataclass(frozen=True)
@@ -72,8 +88,7 @@ class Spec:
 def parse(text: str) -> Spec:
     """Return the spec that a text says; `str` of it is the shortest such text.
 
-    Raises UsageError (a ValueError) for what is none, and for what needs more than one machine's
-    devices or NCCL.
+    Raises UsageError (a ValueError) for what is none, and for what needs NCCL.
     """
     if not isinstance(text, str):
         raise UsageError(f"all_reduce_spec={text!r} is no text such as 'xring#2'")
@@ -85,22 +100,33 @@ def parse(text: str) -> Spec:
         )
     ranges: list[Range] = []
     for part, limit in zip(parts[::2], [*parts[1::2], None], strict=True):
-        algorithm, shards = _algorithm(text, part)
-        ranges.append(Range(algorithm, shards, None if limit is None else _limit(text, limit)))
+        inside, slash, across = part.partition("/")
+        between = _algorithm(text, across, BETWEEN, SHARDED_BETWEEN) if slash else (None, 1)
+        algorithm, shards = _algorithm(text, inside, ALGORITHMS, SHARDED)
+        if slash and algorithm == "collective":
+            raise UsageError(
+                f"all_reduce_spec={text!r}: collective is MPI's sum over all ranks; before the "
+                "slash stands what sums in a machine, such as copy"
+            )
+        most = None if limit is None else _limit(text, limit)
+        ranges.append(Range(algorithm, shards, most, *between))
     limits = [one.limit for one in ranges if one.limit is not None]
     if any(b <= a for a, b in pairwise(limits)):
         raise UsageError(f"all_reduce_spec={text!r}: its limits {limits} must rise")
     return Spec(tuple(ranges))
 
 
-def _algorithm(text: str, part: str) -> tuple[str, int]:
+def _algorithm(
+    text: str, part: str, known: Sequence[str], sharded: Sequence[str]
+) -> tuple[str, int]:
     algorithm, mark, shards = part.partition("#")
     if algorithm in ELSEWHERE:
         raise UsageError(f"all_reduce_spec={text!r}: {algorithm} {ELSEWHERE[algorithm]}")
-    if algorithm not in ALGORITHMS:
+    if algorithm not in known:
+        where = "" if known is ALGORITHMS else " between machines"
         raise UsageError(
-            f"all_reduce_spec={text!r}: no algorithm is called {algorithm!r}; there are "
-            f"{', '.join(ALGORITHMS)}"
+            f"all_reduce_spec={text!r}: no algorithm is called {algorithm!r}{where}; there are "
+            f"{', '.join(known)}"
         )
     if not mark:
         return algorithm, 1
@@ -109,9 +135,11 @@ def _algorithm(text: str, part: str) -> tuple[str, int]:
             f"all_reduce_spec={text!r}: after # comes a number of shards, from 1 to {MOST_SHARDS}, "
             f"not {shards!r}"
         )
-    if int(shards) > 1 and algorithm not in SHARDED:
+    if int(shards) > 1 and algorithm not in sharded:
+        where = "" if known is ALGORITHMS else " between machines"
         raise UsageError(
-            f"all_reduce_spec={text!r}: {algorithm} has no shards; {', '.join(SHARDED)} have"
+            f"all_reduce_spec={text!r}: {algorithm} has no shards{where}; "
+            f"{', '.join(sharded)} may have them"
         )
     return algorithm, int(shards)
 
@@ -124,6 +152,10 @@ def _limit(text: str, limit: str) -> int:
             "as 4096 or 4K"
         )
     return int(match[1]) * UNITS[match[2]]
+
+
+def _marked(shards: int) -> str:
+    return f"#{shards}" if shards > 1 else ""
 
 
 def _short(limit: int) -> str:

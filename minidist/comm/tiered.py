@@ -1,29 +1,124 @@
-"""Tiered: all-reduce over the replicas of several processes, in replica order.
+"""Tiered: communication between the replicas of several processes, in two tiers.
 
-Every rank brings the rows of its own replicas, and all get the sum over all of them.
+    inside    the ranks of one machine, through memory that they share     exchange.py, boards.py
+    between   the machines, by messages                                     between.py, letters.py
+
+    machine 0   r0 r1 ──► sum ──┐             ┌──► total ──► r0 r1
+                                ├── between ──┤
+    machine 1   r2 r3 ──► sum ──┘             └──► total ──► r2 r3
+
+A spec without a slash is an order over all replicas, and gives the bits of one machine with as many
+of them, wherever they are. `inside/between` sums in each machine by the order of the first, and
+over the machines' sums by the second.
+
+Every verb begins with a meeting: the ranks say what they are about to do, with which shapes, and
+whatever else must be the same. So a mistake is named before anything moves.
 """
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
 
-import numpy as np
-
+from minidist import observe
 from minidist.comm.base import Communicator
-from minidist.comm.peers import Peers
-from minidist.comm.row import Row
+from minidist.comm.between import Alone, Between
+from minidist.comm.boards import Boards, carrier
+from minidist.comm.chain import Chain
+from minidist.comm.collective import Collective
+from minidist.comm.doubling import Doubling
+from minidist.comm.exchange import Brought, Exchange
+from minidist.comm.fields import Fields, Spot
+from minidist.comm.flat import Kind
+from minidist.comm.gathered import Gathered
+from minidist.comm.lane import Lane
+from minidist.comm.machines import Machines
+from minidist.comm.orders import check
+from minidist.comm.passing import all_gather, broadcast
+from minidist.comm.peers import Ranks
+from minidist.comm.row import Row, columns, tell
+from minidist.device import Device, host
+from minidist.dtypes import as_dtype
+from minidist.errors import UsageError
 from minidist.traffic import Outline, Places, Traffic
 
 
 class Tiered(Communicator):
-    """inside: the communicator for the devices of this process. counts: replicas of each peer."""
+    """A communicator across ranks.
 
-    def __init__(self, inside: Communicator, peers: Peers, counts: Sequence[int]) -> None:
-        self.devices = inside.devices
-        self.order = inside.order
-        self._inside = inside
-        self._peers = peers
+    All peers must make it, in the same order as others.
+    counts: how many replicas each peer has. inside: the order of a sum, over all replicas or, with
+    `between`, over those of a machine. between, shards: how machines' sums are summed. apart: let
+    every rank count as a machine.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        peers: Ranks,
+        counts: Sequence[int],
+        inside: str,
+        between: str | None = None,
+        shards: int = 1,
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.devices = tuple(devices)
+        self._peers = self._ranks = peers
         self._counts = tuple(counts)
+        self._inside = inside
+        self._machines = Machines.of(peers.hosts, peers.me, apart=apart)
+        if between is None and inside != "serial":  # who adds must have the rows of all replicas
+            self._machines = Machines((tuple(range(peers.count)),), peers.me)
+        self._between = self._choose(between, shards)
+        self.order = self._between.order
+        here = self._machines.here
+        joined = carrier(peers, here) if len(here) > 1 else None
+        turning = between == "xring" and self._machines.count > 1
+        self._exchange = Exchange(joined, self._between, chunks=turning)
+        self._fields = None
+        if isinstance(joined, Boards) and len(here) == peers.count == self.replicas:
+            self._fields = Fields(joined)
+
+    def _choose(self, between: str | None, shards: int) -> Between:
+        """Return how the machines come together."""
+        if self._machines.count == 1:
+            return Alone(self._inside)
+        lane = Lane(self._ranks, self._machines.lane)
+        match between:
+            case "xring":
+                return Chain(lane, self._inside)
+            case "rechd":
+                return Doubling(lane, self._inside)
+            case "pscpu":
+                return Gathered(lane, self._inside, shards)
+            case "collective":
+                return Collective(lane, self._inside)
+            case _:
+                return Chain(lane)
+
+    @property
+    def replicas(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def first(self) -> int:
+        return sum(self._counts[: self._ranks.me])
+
+    def _heard(
+        self, sources: Sequence[Row], weights: Sequence[float] | None
+    ) -> tuple[Sequence[Row], Sequence[float] | None]:
+        """All replicas of this rank bring a row, and the weights are those of all ranks'."""
+        own = self._counts[self._ranks.me]
+        if len(sources) != own:
+            raise UsageError(f"all_reduce: {len(sources)} rows for the {own} replicas of this rank")
+        if weights is not None and len(weights) != self.replicas:
+            raise UsageError(f"all_reduce: {len(weights)} weights for {self.replicas} replicas")
+        return sources, weights
 
     def _all_reduce(
         self,
@@ -33,25 +128,116 @@ class Tiered(Communicator):
         scale: float,
         threads: int,
     ) -> None:
-        peers = self._peers
-        kinds = [(array.shape, str(array.dtype)) for array in sources[0]]
-        peers.meet(f"all_reduce {kinds}")
-        every: list[Row] = []
-        for peer, count in enumerate(self._counts):
-            for k in range(count):
-                row = sources[k] if peer == peers.me else Row(sources[0], sources[0].devices)
-                for i, array in enumerate(row):
-                    if peer == peers.me:
-                        others = [other for other in range(peers.count) if other != peer]
-                        flat = np.ascontiguousarray(array)
-                        peers.wait([(o, peers.send(o, flat)) for o in others], "all_reduce")
-                    else:
-                        row[i] = np.empty(array.shape, array.dtype)
-                        peers.wait([(peer, peers.receive(peer, row[i]))], "all_reduce")
-                every.append(row)
-        self._inside.all_reduce(every, destinations, weights, scale=scale, threads=threads)
+        like = sources[0]
+        dtypes = list(dict.fromkeys(array.dtype for array in like))
+        for dtype in dtypes:
+            check(dtype, weights, scale)
+        what = f"all_reduce {_kinds(like)} times {weights} and {scale} in {self.order} order"
+        spot = self._find(destinations, weights)
+        stamp = b"" if spot is None else spot.stamp
+        direct = all(each == stamp for each in self._ranks.meet(what, stamp))
+        for dtype in dtypes:
+            given, wanted, own = sources, destinations, like
+            if len(dtypes) > 1:
+                members = [i for i, array in enumerate(like) if array.dtype == dtype]
+                given, wanted = columns(sources, members), columns(destinations, members)
+                own = like.part(members)
+            brought = self._brought(given, own, weights)
+            if observe.counting:
+                tell([host()] * len(own), wanted, brought.rows)
+            if self._fields is not None and spot is not None and direct:
+                here = spot if own is like else spot.part(members)
+                plan = self._exchange.plan(own)
+                self._fields.sum(here, given[0], weights, plan, self.order, scale, threads)
+            else:
+                self._exchange.sum(brought, wanted, scale, threads)
+
+    def _find(self, rows: Sequence[Row], weights: Sequence[float] | None) -> Spot | None:
+        """Return where the only destination lies in the window, if all replicas have a say."""
+        if self._fields is None or len(rows) > 1 or (weights is not None and not all(weights)):
+            return None
+        return self._fields.find(rows[0])
+
+    def allocate(self, kinds: Sequence[tuple[tuple[int, ...], Any]]) -> Row:
+        made = None
+        if self._fields is not None:
+            made = self._fields.make(self.devices[0], [Kind(*kind) for kind in kinds])
+        return super().allocate(kinds) if made is None else made
+
+    def _brought(
+        self, sources: Sequence[Row], like: Row, weights: Sequence[float] | None
+    ) -> Brought:
+        """Leave out the replicas of weight 0: they have no say, not even with a NaN."""
+        if weights is None:
+            counts = [self._counts[peer] for peer in self._machines.here]
+            return Brought(sources, like, counts, None, range(self._machines.count))
+        ends = list(accumulate(self._counts, initial=0))
+        by_peer = [weights[a:b] for a, b in pairwise(ends)]
+        own = by_peer[self._ranks.me]
+        here = [by_peer[peer] for peer in self._machines.here]
+        return Brought(
+            rows=[row for row, weight in zip(sources, own, strict=True) if weight],
+            like=like,
+            counts=[sum(map(bool, theirs)) for theirs in here],
+            weights=[weight for theirs in here for weight in theirs if weight],
+            saying=[
+                m
+                for m, ranks in enumerate(self._machines.ranks)
+                if any(any(by_peer[peer]) for peer in ranks)
+            ],
+        )
+
+    def _peer_of(self, replica: int) -> int:
+        return bisect_right(list(accumulate(self._counts)), replica)
+
+    # --- rows as they are
+
+    def _broadcast_rows(self, rows: Sequence[Row], root: int) -> None:
+        self._ranks.meet(f"broadcast {_kinds(rows[0])} from replica {root}")
+        peer = self._peer_of(root)
+        local = root - sum(self._counts[:peer]) if peer == self._ranks.me else 0
+        broadcast(carrier(self._ranks, range(self._ranks.count)), peer, [rows[local]])
+        super()._broadcast_rows(rows, local)
+
+    def _gather_rows(self, sources: Sequence[Row]) -> list[Row]:
+        peers, device = self._ranks, self.devices[0]
+        kinds = [[(array.shape, str(array.dtype)) for array in row] for row in sources]
+        every: list[list[Row]] = []
+        for peer, theirs in enumerate(peers.meet("all_gather", json.dumps(kinds).encode())):
+            if peer == peers.me:
+                every.append(list(sources))
+                continue
+            rows = [
+                [device.allocate(shape, as_dtype(dtype)) for shape, dtype in row]
+                for row in json.loads(theirs)
+            ]
+            every.append([Row.on(device, row) for row in rows])
+        all_gather(carrier(peers, range(peers.count)), every)
+        return [row for rows in every for row in rows]
 
     def predicted_bytes(
         self, tensors: Sequence[Outline], destinations: Sequence[Places]
     ) -> Traffic:
-        return self._inside.predicted_bytes(tensors, destinations)
+        """The host reads each replica's row and writes each destination; for the rest see there."""
+        traffic, counts = Traffic(), [self._counts[peer] for peer in self._machines.here]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            row = [tensors[i] for i in members]
+            here = [host()] * len(row)
+            for device in self.devices:
+                traffic.each([device] * len(row), here, row)
+            for places in destinations:
+                traffic.each(here, [places[i] for i in members], row)
+            machines = self._machines.count
+            traffic.update(self._exchange.predicted_bytes(row, counts, machines))
+        return traffic
+
+
+def _kinds(row: Row) -> str:
+    """Say what is in a row, for a meeting."""
+    return ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in row])
+
+
+@lru_cache
+def _name(dtype: Any) -> str:
+    return str(dtype)

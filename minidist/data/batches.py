@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minidist.data.dataset import Examples
 from minidist.errors import UsageError
+from minidist.input.rounds import Part
 
 
 class Batches:
@@ -21,6 +23,7 @@ class Batches:
     iteration begins anew and gives the same batches.
 
     With `shuffle=False` the batches are views of the examples in their own order; else copies.
+    `parts` gives some rows of each batch, as a process of several needs them, and copies no others.
 
     Raises UsageError for a batch_size below one or above the number of examples, fewer epochs than
     one, a negative start, or a seed outside 64 bits.
@@ -59,24 +62,45 @@ class Batches:
         full, rest = divmod(len(examples), batch_size)
         self.batches_per_epoch = full + (rest > 0 and not drop_remainder)
 
-    def __iter__(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        epoch, first = divmod(self.start, self.batches_per_epoch)
-        while self.epochs is None or epoch < self.epochs:
-            yield from self._epoch(epoch, first)
-            epoch, first = epoch + 1, 0
+    def __iter__(self) -> Iterator[Any]:
+        for part in self.parts(slice):
+            yield part.values
 
-    def _epoch(
-        self, epoch: int, first: int
-    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    def parts(self, rows: Callable[[int], slice]) -> Iterable[Part]:
+        """Return an iterable of parts: `rows` says which rows of so many examples are in them."""
+        return _Parts(self, rows)
+
+    def of_epoch(self, epoch: int, first: int, rows: Callable[[int], slice]) -> Iterator[Part]:
+        """Give parts of an epoch's batches, from number `first` on."""
         images, labels = self.examples.images, self.examples.labels
         order = self._order(epoch) if self.shuffle else None
         for batch in range(first, self.batches_per_epoch):
-            rows = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+            begin = batch * self.batch_size
+            size = min(self.batch_size, len(self.examples) - begin)
+            start, stop, _ = rows(size).indices(size)
+            wanted = slice(begin + start, begin + stop)
             if order is None:
-                yield images[rows], labels[rows]
+                values = images[wanted], labels[wanted]
             else:
-                yield images.take(order[rows], axis=0), labels.take(order[rows])
+                values = images.take(order[wanted], axis=0), labels.take(order[wanted])
+            yield Part(values, size)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         key = np.array([self.seed, epoch], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key)).permutation(len(self.examples))
+
+
+class _Parts:
+    """Parts of batches, from their beginning in each iteration."""
+
+    def __init__(self, batches: Batches, rows: Callable[[int], slice]) -> None:
+        self._batches = batches
+        self._rows = rows
+        self.__qualname__ = type(batches).__qualname__
+
+    def __iter__(self) -> Iterator[Part]:
+        batches = self._batches
+        epoch, first = divmod(batches.start, batches.batches_per_epoch)
+        while batches.epochs is None or epoch < batches.epochs:
+            yield from batches.of_epoch(epoch, first, self._rows)
+            epoch, first = epoch + 1, 0

@@ -126,6 +126,10 @@ class Device(ABC):
         """Copy `source` of any device of this kind or the host into `destination` here."""
 
     @abstractmethod
+    def fetch(self, destinations: Sequence[np.ndarray[Any, Any]], sources: Sequence[Array]) -> None:
+        """Copy arrays of this device into the host's, one each, where they have then arrived."""
+
+    @abstractmethod
     def tie(self, array: Array, owner: object) -> Array:
         """Return a view of `array`; it keeps `owner` alive, and so does every view of it."""
 
@@ -180,6 +184,12 @@ class Device(ABC):
 
     def __repr__(self) -> str:
         return f"<Device {self.name}>"
+
+
+def home(array: Array) -> Device:
+    """Return the device of an array that is no NumPy array: its memory knows."""
+    device: Device = array.data.mem.block.on
+    return device
 
 
 def hang(stream: Stream, timeout: float, where: str) -> HangError:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from minidist import observe
-from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream, hang
+from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream, hang, home
 from minidist.device.cpu_ops import CpuOps
 from minidist.dtypes import as_dtype
 from minidist.kernels.rendezvous import Fence
@@ -71,7 +71,14 @@ class CpuDevice(Device):
         return np.array(array)
 
     def copy(self, destination: Array, source: Array) -> None:
-        np.copyto(destination, source, casting="equiv")  # another byte order is no other dtype
+        if isinstance(source, np.ndarray):
+            np.copyto(destination, source, casting="equiv")  # another byte order is no other dtype
+        else:
+            home(source).fetch([destination], [source])
+
+    def fetch(self, destinations: Sequence[np.ndarray[Any, Any]], sources: Sequence[Array]) -> None:
+        for destination, source in zip(destinations, sources, strict=True):
+            np.copyto(destination, source)
 
     def tie(self, array: Array, owner: object) -> Array:
         return np.asarray(Tied(array, owner)).view(array.dtype)

@@ -13,6 +13,7 @@ import numpy as np
 
 from minidist.device.base import Array
 from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
+from minidist.device.cpu_foreign import brought
 from minidist.device.cpu_narrow import compute, in_float32, rounded, rounding, widened
 from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
 from minidist.dtypes import as_array, as_dtype, is_narrow
@@ -437,7 +438,8 @@ class CpuOps(Ops):
         scale: float = 1.0,
         threads: int = 1,
     ) -> None:
-        reduce.sum(destinations, sources, weights=weights, scale=scale, threads=threads)
+        with brought(destinations, sources) as (wanted, given):
+            reduce.sum(wanted, given, weights=weights, scale=scale, threads=threads)
 
     def sum_squares(self, tensors: Tensors, *, threads: int) -> float:
         return reduce.sum_squares(tensors, threads=threads)

@@ -28,6 +28,21 @@ Axis = tuple[int, ...]
 Words = tuple[int, ...]  # 32-bit words of a Philox key (2) or counter (3)
 Tensors = Sequence[Array]
 
+# The verbs that change what they are given, and what of it: by place and by name, and whether they
+# read that too.
+WRITES: dict[str, dict[int | str, bool]] = {
+    "fill": {0: False, "a": False},
+    "convert": {0: False, "destinations": False},
+    "accumulate": {0: True, "a": True},
+    "scatter": {0: False, "a": False},
+    "scatter_add": {0: True, "a": True},
+    "sgd": {0: True, "weights": True},
+    "momentum": {0: True, 2: True, "weights": True, "momenta": True},
+    "rmsprop": {0: True, 2: True, 3: True, "weights": True, "squares": True, "momenta": True},
+    "adam": {0: True, 2: True, 3: True, "weights": True, "firsts": True, "seconds": True},
+    "sum": {0: False, "destinations": False},
+}
+
 
 class Window(NamedTuple):
     """Where windows of a filter or pool lie: each pair is (vertical, horizontal)."""

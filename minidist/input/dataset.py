@@ -10,16 +10,18 @@ Every leaf of a batch is a PerReplica of Tensors that are already on the replica
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from minidist import context, observe
+from minidist.comm.peers import Peers
 from minidist.device import Device
 from minidist.errors import ContextError, EndOfDataError, UsageError
 from minidist.input.place import place
 from minidist.input.reader import Patience, Reader
-from minidist.input.rounds import Rounds, full
+from minidist.input.rounds import Round, Rounds
+from minidist.input.together import Placed, Together
 
 S = TypeVar("S")
 
@@ -54,13 +56,13 @@ class DistributedIterator:
     """
 
     def __init__(
-        self, name: str, devices: tuple[Device, ...], reader: Reader, patience: Patience
+        self, name: str, devices: tuple[Device, ...], batches: Together, patience: Patience
     ) -> None:
         self.devices = devices
         self._name = name
-        self._reader = reader
+        self._batches = batches
         self._patience = patience
-        weakref.finalize(self, reader.stop).atexit = False
+        weakref.finalize(self, batches.stop).atexit = False
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -69,7 +71,8 @@ class DistributedIterator:
         """Return the next batch.
 
         Raises what the data set raises, in its turn; HangError where a batch does not come within
-        the strategy's deadline; ContextError inside a replica.
+        the strategy's deadline; ContextError inside a replica. With data of each worker's own, also
+        what Peers.meet raises.
         """
         frame = context.frame()
         if frame.replica is not None and context.has_strategy():
@@ -78,7 +81,7 @@ class DistributedIterator:
                 "for all replicas: take it outside run and pass it in"
             )
         with observe.span("input", "the next batch"):
-            return self._reader.take(self._patience)
+            return self._batches.take(self._patience)
 
     def get_next(self) -> Any:
         """Return the next batch, as `next` does. Raises EndOfDataError where there is none."""
@@ -94,7 +97,7 @@ class DistributedIterator:
 
     def close(self) -> None:
         """End the reading. Closing twice is fine."""
-        self._reader.close()
+        self._batches.close()
 
     def __enter__(self) -> DistributedIterator:
         return self
@@ -112,7 +115,8 @@ class DistributedDataset:
     Iterating gives a new iterator from the beginning. `get_next` and `get_next_as_optional` use one
     that the data set keeps; `close` ends it, and the next call begins anew.
     prefetch: how many batches at most are read ahead. drop_remainder: leave out batches that have
-    fewer examples than the first.
+    fewer examples than the first. peers: the workers that have batches too, and ends: how those end
+    together; see minidist.input.together.
     """
 
     def __init__(
@@ -124,6 +128,8 @@ class DistributedDataset:
         *,
         prefetch: int,
         drop_remainder: bool,
+        peers: Peers | None = None,
+        ends: str | None = None,
     ) -> None:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be a number of batches, at least 1, not {prefetch!r}")
@@ -136,6 +142,8 @@ class DistributedDataset:
         self._patience = patience
         self._prefetch = prefetch
         self._drop_remainder = drop_remainder
+        self._peers = Peers() if peers is None else peers
+        self._ends = ends
         self._name = f"the data set {', '.join(dict.fromkeys(map(_name, sources)))}"
         self._begun = False
         self._own: DistributedIterator | None = None
@@ -152,16 +160,19 @@ class DistributedDataset:
                 "begun; make it of something that can be iterated over again"
             )
         self._begun = True
-        rounds = self._rounds(iterators, len(self.devices))
-        if self._drop_remainder:
-            rounds = full(rounds)
-        reader = Reader(
-            map(partial(place, devices=self.devices), rounds),
+        first = iter([iterators])  # those that were just made; later ones begin anew
+        begin = partial(
+            _read,
+            self._sources,
+            first,
+            self._rounds,
+            self.devices,
             ahead=self._prefetch,
             name=self._name,
             frame=context.frame().but(run=None, draws={}, scope=None, outer=None),
         )
-        iterator = DistributedIterator(self._name, self.devices, reader, self._patience)
+        batches = Together(begin, self.devices, self._peers, self._ends, self._drop_remainder)
+        iterator = DistributedIterator(self._name, self.devices, batches, self._patience)
         self._iterators.add(iterator)
         return iterator
 
@@ -193,6 +204,22 @@ class DistributedDataset:
 
     def __repr__(self) -> str:
         return f"<{self._name} on {', '.join(device.short for device in self.devices)}>"
+
+
+def _read(
+    sources: Sequence[Iterable[Any]],
+    first: Iterator[list[Iterator[Any]]],
+    rounds: Rounds,
+    devices: Sequence[Device],
+    **how: Any,
+) -> Reader:
+    """Begin to read sources, with their first iterators or else new ones, onto devices."""
+    iterators = next(first, None) or [iter(source) for source in sources]
+    return Reader(map(partial(_placed, devices), rounds(sources, iterators)), **how)
+
+
+def _placed(devices: Sequence[Device], item: Round) -> Placed:
+    return Placed(place(item, devices), item.examples)
 
 
 def _name(source: Any) -> str:

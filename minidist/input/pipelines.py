@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from minidist.errors import UsageError
+from minidist.input.share import Share
 
 MODES = ("per_worker", "per_replica")
 
@@ -90,9 +91,9 @@ class _Calls:
 
 
 def sources(
-    input_fn: Callable[[InputContext], Any], replication_mode: str, replicas: int
+    input_fn: Callable[[InputContext], Any], replication_mode: str, share: Share
 ) -> list[Iterable[Any]]:
-    """Call an input function once for each pipeline; return what each of them reads.
+    """Call an input function once for each pipeline of this process; return what each reads.
 
     Raises UsageError (a ValueError) for an unknown mode, and where the input function returns
     neither an iterable nor a function.
@@ -101,8 +102,11 @@ def sources(
         raise UsageError(
             f"replication_mode must be {' or '.join(map(repr, MODES))}, not {replication_mode!r}"
         )
-    pipelines = replicas if replication_mode == "per_replica" else 1
-    return [_source(input_fn(InputContext(pipelines, i, replicas))) for i in range(pipelines)]
+    pipelines, first, own = share.workers, share.worker, 1
+    if replication_mode == "per_replica":
+        pipelines, first, own = share.replicas, share.first, share.count
+    contexts = [InputContext(pipelines, first + i, share.replicas) for i in range(own)]
+    return [_source(input_fn(ctx)) for ctx in contexts]
 
 
 def _source(made: Any) -> Iterable[Any]:

@@ -1,20 +1,22 @@
-"""Rounds: what the replicas get at a time, still in the host's memory.
+"""Rounds: what the replicas of this process get at a time, still in the host's memory.
 
 `split` makes rounds of global batches, `deal` of elements that are meant for one replica each. Both
-end when their data does: the last round may be short on one replica and empty on the next.
+end when this process's data does: the last round may be short on one replica and empty on the next.
+That all workers end together is the business of `together.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from minidist.errors import ShapeError, StructureError
+from minidist.errors import ShapeError, StructureError, UsageError
+from minidist.input.share import Share
 from minidist.regrouping import line_up
 from minidist.structure import leaves, map_leaves
 from minidist.tensor import Tensor
@@ -23,30 +25,52 @@ from minidist.values import PerReplica
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A structure of PerReplica arrays, and how many examples there are in all."""
+    """A structure of PerReplica arrays, and how many examples there are.
+
+    They are those of the global batch where it was one, and else those of this process.
+    """
 
     values: Any
     examples: int
 
 
-# Makes rounds for so many replicas out of the iterators of one or several sources.
-Rounds = Callable[[Sequence[Iterator[Any]], int], Iterator[Round]]
+# Makes rounds out of what one or several sources give; begun anew for each iteration.
+Rounds = Callable[[Sequence[Iterable[Any]], Sequence[Iterator[Any]]], Iterator[Round]]
 
 
-def split_sizes(examples: int, replicas: int) -> list[int]:
-    """Return how many of a global batch's examples each replica gets, larger parts first."""
-    share, more = divmod(examples, replicas)
-    return [share + (replica < more) for replica in range(replicas)]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """This process's rows of a global batch, and how many examples that has in all."""
+
+    values: Any
+    examples: int
 
 
-def split(sources: Sequence[Iterator[Any]], replicas: int) -> Iterator[Round]:
-    """Split the global batches of the only source.
+@runtime_checkable
+class Divisible(Protocol):
+    """An iterable of global batches that can give a part of each without making the rest."""
+
+    def parts(self, rows: Callable[[int], slice]) -> Iterable[Part]:
+        """Return those parts; `rows` says for a number of examples which of them are wanted."""
+        ...
+
+
+def own_part(batches: Iterable[Any], share: Share) -> Iterable[Any]:
+    """Return global batches, or only this process's parts of them where it can be had so."""
+    return batches.parts(share.rows) if isinstance(batches, Divisible) else batches
+
+
+def split(
+    share: Share, _: Sequence[Iterable[Any]], iterators: Sequence[Iterator[Any]]
+) -> Iterator[Round]:
+    """Split the global batches of the only source, or what is there of them.
 
     Raises ShapeError for a batch whose arrays have no first dimension, or different ones.
     """
-    (batches,) = sources
+    (batches,) = iterators
     for batch in batches:
-        element = map_leaves(_host_array, batch)
+        is_part = isinstance(batch, Part)
+        element = map_leaves(_host_array, batch.values if is_part else batch)
         arrays = [array for array in leaves(element) if array is not None]
         lengths = {array.shape[:1] for array in arrays}
         if len(lengths) != 1 or () in lengths:
@@ -54,30 +78,55 @@ def split(sources: Sequence[Iterator[Any]], replicas: int) -> Iterator[Round]:
                 "the arrays of a global batch must have the same first dimension, its examples; "
                 f"they have shapes {[list(array.shape) for array in arrays]}"
             )
-        examples = len(arrays[0])
-        ends = list(accumulate(split_sizes(examples, replicas), initial=0))
-        yield Round(map_leaves(partial(_split, ends), element), examples)
+        examples = batch.examples if is_part else len(arrays[0])
+        ends = share.ends(examples)
+        before = ends[0] if is_part else 0
+        cuts = [end - before for end in ends]
+        if is_part and len(arrays[0]) != cuts[-1]:
+            raise ShapeError(
+                f"{cuts[-1]} of the {examples} examples of a global batch belong here, but the "
+                f"data set has given {len(arrays[0])}"
+            )
+        yield Round(map_leaves(partial(_split, cuts), element), examples)
 
 
 def _split(ends: Sequence[int], array: Any) -> PerReplica | None:
     return None if array is None else PerReplica(None, [array[a:b] for a, b in pairwise(ends)])
 
 
-def deal(sources: Sequence[Iterator[Any]], replicas: int) -> Iterator[Round]:
+def deal(
+    share: Share,
+    ends: str,
+    sources: Sequence[Iterable[Any]],
+    iterators: Sequence[Iterator[Any]],
+) -> Iterator[Round]:
     """Give each source's elements, one after another, to the replicas that belong to it.
 
-    With one source these are all replicas; with several each has equally many, in order. Where one
-    has no more its replicas get empty elements, until none has any.
-    Raises StructureError where elements of one round differ in structure.
+    With one source these are all replicas; with several each has equally many, in order. In the
+    last round some may be left without: with ends="join" they get empty elements, with "pad" their
+    source's from its beginning; with "drop" there is no such round.
+    Raises StructureError where elements of one round differ in structure, UsageError (a ValueError)
+    for a source that cannot be read again and must be.
     """
-    share = replicas // len(sources)
-    owners = [replica // share for replica in range(replicas)]
+    per_source = share.count // len(iterators)
+    owners = [replica // per_source for replica in range(share.count)]
+    feeds = list(iterators)
+    ended: set[int] = set()  # sources
     latest: dict[int, Any] = {}  # element of each source
     while True:
-        row = [next(sources[owner], _NOTHING) for owner in owners]
-        known = [map_leaves(_host_array, item) for item in row if item is not _NOTHING]
-        if not known:
+        row = []
+        for owner in owners:
+            item = _NOTHING if owner in ended else next(feeds[owner], _NOTHING)
+            if item is _NOTHING:
+                ended.add(owner)
+            row.append(item)
+        missing = [replica for replica, item in enumerate(row) if item is _NOTHING]
+        if len(missing) == len(row) or (missing and ends == "drop"):
             return
+        if ends == "pad":
+            for replica in missing:
+                row[replica] = _again(sources, feeds, owners[replica])
+        known = [map_leaves(_host_array, item) for item in row if item is not _NOTHING]
         rest = iter(known)
         elements = []
         for owner, item in zip(owners, row, strict=True):
@@ -85,17 +134,22 @@ def deal(sources: Sequence[Iterator[Any]], replicas: int) -> Iterator[Round]:
                 latest[owner] = next(rest)
                 elements.append(latest[owner])
             else:
-                elements.append(map_leaves(_empty_like, latest.get(owner, known[0])))
+                elements.append(map_leaves(empty_like, latest.get(owner, known[0])))
         yield Round(_line_up(elements), sum(map(_examples, known)))
 
 
-def full(rounds: Iterator[Round]) -> Iterator[Round]:
-    """Leave out the rounds with fewer examples than the first."""
-    least = 0
-    for item in rounds:
-        least = least or item.examples
-        if item.examples >= least:
-            yield item
+def _again(sources: Sequence[Iterable[Any]], feeds: list[Iterator[Any]], owner: int) -> Any:
+    """Return the next element of a source that has ended, which begins anew for it."""
+    item = next(feeds[owner], _NOTHING)
+    if item is _NOTHING:
+        feeds[owner] = iter(sources[owner])
+        item = next(feeds[owner], _NOTHING)
+    if item is _NOTHING:
+        raise UsageError(
+            "ends='pad' repeats what a replica without data had before, but there is nothing to "
+            "repeat: its data is an iterator, which can be read only once, or has no elements"
+        )
+    return item
 
 
 _NOTHING = object()
@@ -134,7 +188,7 @@ def _examples(element: Any) -> int:
     return 0 if array is None else len(array) if array.ndim else 1
 
 
-def _empty_like(array: Any) -> Any:
+def empty_like(array: Any) -> Any:
     """Return what a replica without data gets: no examples, or 0 where there is no dimension."""
     if array is None:
         return None

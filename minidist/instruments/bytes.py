@@ -19,7 +19,7 @@ from minidist.patience import DEADLINE
 from minidist.strategy import Strategy
 
 MANY = 10_000  # what is heard is added up at the latest then
-POLICY = ("reads", "sums")  # what a policy moves; see Observer.moved for what else there is
+POLICY = ("reads", "sums", "network")  # what a policy moves; see Observer.moved
 
 
 class Bytes(observe.Observer):

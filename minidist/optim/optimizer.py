@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from minidist import context, observe, ops
-from minidist.device import Array
+from minidist.device import Array, Device
 from minidist.dtypes import is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
@@ -37,6 +37,9 @@ from minidist.values import local_results
 from minidist.variable import Copy, Variable
 
 Rate = float | Callable[[int], float]
+
+# Beside `lr`, which may be a function: what an optimizer has and no update is computed with.
+NOT_OF_A_RULE = ("lr", "loss_scale", "gradient_accumulation_steps", "groups", "squares_of_all")
 
 
 def number(name: str, value: Any, *, below: float = math.inf) -> float:
@@ -127,6 +130,8 @@ class Optimizer(ABC):
         self._plans: dict[tuple[int, tuple[Variable, ...]], list[_Plan]] = {}
         self._zeros: dict[Copy, Array] = {}  # between two updates all of these are zero
         self._applied: dict[int, int] = {}  # by place
+        # Where others hold more variables of the same step: adds their squared norms to our own.
+        self.squares_of_all: Callable[[list[float]], list[float]] = list
 
     @property
     def iterations(self) -> int:
@@ -213,7 +218,7 @@ class Optimizer(ABC):
             raise UsageError("distributed_apply got no variables")
         strategy = variables[0].strategy
         strategy._require("distributed_apply", replica="call apply_gradients there")
-        n = strategy.num_replicas
+        n = len(strategy.devices)
         rows = [
             [_fitting(_component(gradient, replica, n), variable) for gradient, variable in pairs]
             for replica in range(n)
@@ -255,6 +260,34 @@ class Optimizer(ABC):
         tape.gradient(target, variables, contribution.give)
         self._bring(replica, contribution)
         return loss
+
+    @property
+    def settings(self) -> list[str]:
+        """The rule and its numbers of the next step, each in words: the same in all ranks."""
+        numbers = {name: value for name, value in vars(self).items() if name[0] != "_"}
+        numbers["lr"] = self.lr(self.iterations) if callable(self.lr) else self.lr
+        numbers["loss_scale"] = self.current_loss_scale
+        known = [
+            f"{name}={value!r}"
+            for name, value in numbers.items()
+            if value is None or isinstance(value, int | float | np.number)
+        ]
+        return [type(self).__name__, *known]
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """The rule's numbers for the next step, by name; bool and int are numbers too."""
+        lr = number("lr", self.lr(self.iterations)) if callable(self.lr) else self.lr
+        numbers: dict[str, float | None] = {"lr": lr}
+        for name, value in vars(self).items():
+            known = value is None or isinstance(value, int | float | np.number)
+            if known and name not in NOT_OF_A_RULE:
+                numbers[name] = value
+        return numbers
+
+    def changes_only_rows(self, copy: Any) -> bool:
+        """Whether a gradient of some rows changes no others, in a variable or a copy of one."""
+        return self.zero_changes_nothing and not (self.weight_decay and copy.decays)
 
     # --- loss scale
 
@@ -383,22 +416,9 @@ class Optimizer(ABC):
     def _norm(
         self, place: int, variables: Sequence[Variable], gradients: Sequence[Gradient], threads: int
     ) -> float:
-        """Return the global norm; the same bits wherever the variables are. NaN for infinities."""
-        arrays = []
-        for variable, gradient in zip(variables, gradients, strict=True):
-            sparse = isinstance(gradient, IndexedSlices)
-            device = variable.copies[place].device
-            arrays.append((device, gradient.values.array if sparse else gradient))
-        squares = [device.ops.sum_squares([array], threads=threads) for device, array in arrays]
-        if all(map(math.isfinite, squares)):
-            return math.sqrt(math.fsum(squares))
-        squares = []  # of numbers too large to be squared: those of a power of two of them
-        for device, array in arrays:
-            small = device.allocate(array.shape, array.dtype)
-            device.ops.sum([[small]], [[array]], scale=2.0**-600, threads=threads)
-            squares.append(device.ops.sum_squares([small], threads=threads))
-        finite = all(map(math.isfinite, squares))
-        return math.sqrt(math.fsum(squares)) * 2.0**600 if finite else math.nan
+        """Return the global norm of gradients of the copies of a place; see global_norm."""
+        devices = [variable.copies[place].device for variable in variables]
+        return global_norm(devices, gradients, threads, self.squares_of_all)
 
     def _update_rows(
         self, place: int, variable: Variable, gradient: IndexedSlices, step: int, how: Any
@@ -408,7 +428,7 @@ class Optimizer(ABC):
         ops, rows, values = copy.device.ops, gradient.indices.array, gradient.values.array
         decay = self.weight_decay if copy.decays else 0.0
         slots = [[slot.copies[place].array] for slot in self._slots_of(variable)]
-        if self.zero_changes_nothing and not decay:
+        if self.changes_only_rows(copy):
             weights = ops.gather(copy.array, rows)
             self._update(ops, [weights], [values], slots, step, weight_decay=[0.0], **how)
             ops.scatter(copy.array, rows, weights)
@@ -455,6 +475,34 @@ class Optimizer(ABC):
                 )
             )
         return plans
+
+
+def global_norm(
+    devices: Sequence[Device],
+    gradients: Sequence[Gradient],
+    threads: int,
+    of_all: Callable[[list[float]], list[float]] = list,
+) -> float:
+    """Return the norm of gradients on some devices, all in one; NaN where there are infinities.
+
+    of_all: adds others' squares to these; the same bits wherever the gradients are, and with
+    whomever. It is asked a second time for numbers that are too large to be squared.
+    """
+    pairs = [
+        (device, gradient.values.array if isinstance(gradient, IndexedSlices) else gradient)
+        for device, gradient in zip(devices, gradients, strict=True)
+    ]
+    squares = of_all([device.ops.sum_squares([array], threads=threads) for device, array in pairs])
+    if all(map(math.isfinite, squares)):
+        return math.sqrt(math.fsum(squares))
+    squares = []  # those of a power of two of the numbers
+    for device, array in pairs:
+        small = device.allocate(array.shape, array.dtype)
+        device.ops.sum([[small]], [[array]], scale=2.0**-600, threads=threads)
+        squares.append(device.ops.sum_squares([small], threads=threads))
+    squares = of_all(squares)
+    finite = all(map(math.isfinite, squares))
+    return math.sqrt(math.fsum(squares)) * 2.0**600 if finite else math.nan
 
 
 def check_dtype(variable: Variable) -> None:

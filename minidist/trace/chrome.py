@@ -35,6 +35,7 @@ _TITLES = {
     "stream": "work {about[position]}",
     "await": "waits for the {name} stream",
     "turn": "waits for its turn",
+    "peers": "waits for other ranks to {name}",
     "arrived": "{name}",
     "step": "step {about[step]}",
     "injected": "{name}",

@@ -12,12 +12,13 @@ const KINDS = { // kind: [colour, words for the legend and the tip]
   other: ["#b5b0a8", "everything else"],
 };
 const PHASE = {
-  wait: "waiting", turn: "waiting", put: "staging", get: "staging", copy: "staging", fetch: "staging",
+  wait: "waiting", turn: "waiting", peers: "waiting", put: "staging", get: "staging", copy: "staging", fetch: "staging",
   await: "staging", read: "input",
 };
 const WORDS = {
   merge: "All replicas have met; this one, the last to come, does the work of the meeting for all.",
   wait: "This replica can do nothing until the other one is ready.",
+  peers: "This process can do nothing until another one is ready.",
   replica: "The function that every replica runs, on its own part of the batch.",
   stream: "A piece of work of a stream, which goes on beside the replicas.",
   fetch: "A variable is copied to the replica that computes with it.",

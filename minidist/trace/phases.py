@@ -4,7 +4,7 @@ A moment of a replica belongs to the innermost span that has a phase:
 
     forward, backward    what a tape records; the walk back
     waiting              at a meeting, until the last replica comes; at the end of a run, until the
-                         last one returns; for its turn
+                         last one returns; for its turn; for other ranks
     reduce               gradients, and other values, are summed; or sums are waited for
     update               the optimizer's arithmetic
     staging              copies: into and out of staging areas, and variables that are fetched
@@ -40,6 +40,7 @@ _PHASE_OF = {
     "backward": "backward",
     "wait": "waiting",
     "turn": "waiting",
+    "peers": "waiting",
     "reduce": "reduce",
     "update": "update",
     "put": "staging",

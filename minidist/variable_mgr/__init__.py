@@ -8,8 +8,11 @@
 | … staged_vars | same | last step's, from a StagingArea per replica | same | same | - |
 | replicated | every replica | own | all-reduce | every replica | replica 0's |
 | … relaxed | same | same | all-reduce of last step's, zeros at first | same | same |
-| distributed_all_reduce, collective_all_reduce | every replica of every worker | own | all-reduce over \
-all | every replica | rank 0's |
+| distributed_all_reduce, collective_all_reduce | same, all workers | own | all-reduce over all | \
+every replica | rank 0's |
+
+across.py has those whose variables are on parameter servers, which are processes of their own:
+parameter_server in a cluster, and distributed_replicated.
 
 A part is a class of its own, so a new policy is a new row, and at most a new part.
 """
@@ -21,10 +24,10 @@ from dataclasses import dataclass
 
 from minidist import comm
 from minidist.cluster.site import Site
-from minidist.comm.tiered import Tiered
 from minidist.device import Device, host
 from minidist.errors import UsageError
 from minidist.threads import cores
+from minidist.variable_mgr import across
 from minidist.variable_mgr.apply import EveryReplicaApplies, OnceApplies
 from minidist.variable_mgr.combine import (
     AllReduce,
@@ -46,10 +49,12 @@ GRADIENT_SCALES = ("mean", "original")
 PARAMETER_DEVICES = ("cpu", "device", "gpu")
 COMPACT = (False, True, "float16", "bfloat16")
 CONSISTENCIES = ("strong", "relaxed")
-OPTIONS_OF_ONE = {  # options that one policy alone has
-    "staged_vars": "parameter_server",
-    "caching": "parameter_server",
-    "variable_consistency": "replicated",
+OPTIONS_OF = {  # options that only some policies have
+    "staged_vars": ("parameter_server",),
+    "caching": ("parameter_server",),
+    "cross_replica_sync": ("parameter_server",),
+    "staleness_bound": ("parameter_server",),
+    "variable_consistency": ("replicated", "distributed_all_reduce", "collective_all_reduce"),
 }
 
 
@@ -69,6 +74,9 @@ class PolicyOptions:
         while that step ran; see variable_mgr/staged.py.
     caching: variables of `parameter_server` are copied once a step to where the replicas fetch them
         from: those below 64 Ki elements to the host, larger ones spread over the compute devices.
+    cross_replica_sync: False lets `parameter_server` apply each worker's mean gradient when it
+        comes, for workers that do not wait for each other.
+    staleness_bound: how many steps such a worker may be ahead of the slowest; None: any number.
     variable_consistency: "strong", or "relaxed": `replicated` applies the gradients of the step
         before, and sums this step's while the next one computes.
     overlap: whether `minimize` sums gradients with the other replicas' while its backward pass
@@ -87,6 +95,8 @@ class PolicyOptions:
     compact_gradient_transfer: bool | str = False
     staged_vars: bool = False
     caching: bool = False
+    cross_replica_sync: bool = True
+    staleness_bound: int | None = None
     variable_consistency: str = "strong"
     overlap: bool | None = None
     bucket_cap_mb: float = 25.0
@@ -99,7 +109,13 @@ class PolicyOptions:
         _allow("gradient_scale", self.gradient_scale, GRADIENT_SCALES)
         _allow("compact_gradient_transfer", self.compact_gradient_transfer, COMPACT)
         _allow("variable_consistency", self.variable_consistency, CONSISTENCIES)
-        for name in ("staged_vars", "caching", "hierarchical_copy", "overlap"):
+        for name in (
+            "staged_vars",
+            "caching",
+            "cross_replica_sync",
+            "hierarchical_copy",
+            "overlap",
+        ):
             value = getattr(self, name)
             if type(value) is not bool and not (name == "overlap" and value is None):
                 raise UsageError(f"{name}={value!r} is not known; it may be True or False")
@@ -111,6 +127,23 @@ class PolicyOptions:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise UsageError(f"{name}={value!r} is no whole number from {least}")
+        if self.staleness_bound is not None:
+            if type(self.staleness_bound) is not int or self.staleness_bound < 0:
+                raise UsageError(
+                    f"staleness_bound={self.staleness_bound!r} is no whole number from 0"
+                )
+            if self.cross_replica_sync:
+                raise UsageError(
+                    f"staleness_bound={self.staleness_bound} is for workers that do not take their "
+                    "steps together; say cross_replica_sync=False beside it, or leave it out"
+                )
+        for name in ("staged_vars", "caching"):
+            if getattr(self, name) and not self.cross_replica_sync:
+                raise UsageError(
+                    f"{name} and cross_replica_sync=False contradict each other: the values that "
+                    "replicas would read again are of one step, and asynchronous workers have none "
+                    "in common"
+                )
         if type(self.bucket_cap_mb) not in (int, float) or not self.bucket_cap_mb > 0:
             raise UsageError(f"bucket_cap_mb={self.bucket_cap_mb!r} must be a number above 0")
         if self.staged_vars and self.caching:
@@ -132,10 +165,13 @@ class PolicyOptions:
             )
         return comm.parse("hierarchical_copy")
 
-    def communicator(self, site: Site, compact: bool | str = False) -> comm.Communicator:
+    def communicator(
+        self, site: Site, compact: bool | str = False, *, sums: bool = False
+    ) -> comm.Communicator:
         """Return a communicator for the replicas of a site as the options want it.
 
-        `compact` is compact_gradient_transfer where it is for gradients.
+        `compact` is compact_gradient_transfer where it is for gradients. sums: whether it is for
+        what is summed while replicas go on.
         """
         devices = site.devices
         packer = comm.packer(
@@ -143,18 +179,25 @@ class PolicyOptions:
         )
         reducers = [host()] if self.local_parameter_device == "cpu" else devices
         narrow = compact if isinstance(compact, str) else "float16" if compact else None
-        inside = comm.make(self.spec(), devices, packer, reducers=reducers, compact=narrow)
-        return inside if site.peers.count == 1 else Tiered(inside, site.peers, site.counts)
+        return comm.make(
+            self.spec(),
+            devices,
+            packer,
+            reducers=reducers,
+            compact=narrow,
+            peers=site.sums if sums else site.peers,
+            counts=site.counts,
+        )
 
     def for_gradients(self, site: Site) -> comm.Communicator:
         """Return the communicator that sums gradients, rounded where that is wanted."""
-        return self.communicator(site, self.compact_gradient_transfer)
+        return self.communicator(site, self.compact_gradient_transfer, sums=True)
 
     def overlapping(self, devices: Sequence[Device], combine: MeetingOfAll) -> Overlap | None:
         """Return what sums gradients during backward passes, or None where nothing does."""
         spare = cores() - len(devices)
         wanted = spare > 0 if self.overlap is None else self.overlap
-        if not wanted or len(devices) == 1:
+        if not wanted or combine.sums.site.replicas == 1:
             return None
         return Overlap(combine, len(devices), self.bucket_cap_mb * 2**20, max(1, spare))
 
@@ -174,7 +217,12 @@ def independent(site: Site, options: PolicyOptions) -> VariableMgr:
 
 
 def parameter_server(site: Site, options: PolicyOptions) -> VariableMgr:
-    """One copy of each variable, fetched each step; the mean gradient is applied to it once."""
+    """One copy of each variable, fetched each step; the mean gradient is applied to it once.
+
+    In a cluster that copy is on a ps. Who is the only process of one needs none.
+    """
+    if site.cluster.size > 1:
+        return across.parameter_server(site, options)
     devices = site.devices
     place = OnHost(devices) if options.local_parameter_device == "cpu" else LeastLoaded(devices)
     combine = MeanAtVariable(options.for_gradients(site), original=_original(options, "mean"))
@@ -209,9 +257,16 @@ def collective_all_reduce(site: Site, options: PolicyOptions) -> VariableMgr:
     return _replicated("collective_all_reduce", site, options)
 
 
+def distributed_replicated(site: Site, options: PolicyOptions) -> VariableMgr:
+    """As `replicated`, but the gradients are applied on the ps; who is alone needs none."""
+    if site.cluster.size > 1:
+        return across.distributed_replicated(site, options)
+    return _replicated("distributed_replicated", site, options)
+
+
 def _replicated(name: str, site: Site, options: PolicyOptions) -> VariableMgr:
     combine: MeetingOfAll
-    combine = AllReduce(options.for_gradients(site), original=_original(options, "sum"))
+    combine = AllReduce(options.for_gradients(site), site, original=_original(options, "sum"))
     relaxed = options.variable_consistency == "relaxed"
     if relaxed:
         combine = LastStep(combine)
@@ -232,10 +287,12 @@ POLICIES: dict[str, Callable[[Site, PolicyOptions], VariableMgr]] = {
     "independent": independent,
     "parameter_server": parameter_server,
     "replicated": replicated,
+    "distributed_replicated": distributed_replicated,
     "distributed_all_reduce": distributed_all_reduce,
     "collective_all_reduce": collective_all_reduce,
 }
 ACROSS = ("distributed_all_reduce", "collective_all_reduce")  # policies for several workers
+SERVED = ("parameter_server", "distributed_replicated")  # those that keep variables on ps, if any
 
 
 def check(variable_update: str, options: PolicyOptions) -> None:
@@ -251,13 +308,13 @@ def make(variable_update: str, site: Site, options: PolicyOptions) -> VariableMg
 
 
 def _check_whose(policy: str, options: PolicyOptions) -> None:
-    """Raise UsageError for an option that only another policy has."""
-    for option, owner in OPTIONS_OF_ONE.items():
+    """Raise UsageError for an option that only other policies have."""
+    for option, owners in OPTIONS_OF.items():
         value = getattr(options, option)
-        if owner != policy and value != getattr(PolicyOptions, option):
+        if policy not in owners and value != getattr(PolicyOptions, option):
             raise UsageError(
-                f"{option}={value!r} is for {owner}; leave it out, or let variable_update be "
-                f"{owner!r} and not {policy!r}"
+                f"{option}={value!r} is for {', '.join(owners)}; leave it out, or let "
+                f"variable_update be {' or '.join(map(repr, owners))} and not {policy!r}"
             )
 
 

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from minidist import observe
-from minidist.variable_mgr.combine import Combined
+from minidist.variable_mgr.contribution import Combined
+from minidist.variable_mgr.group import Group
 
 if TYPE_CHECKING:
     from minidist.optim import Optimizer
 
 
-class Apply(Protocol):
+class Apply(ABC):
     """Updates copies with combined gradients, in the meeting of all replicas or after it."""
 
+    def accepts(self, optimizer: Optimizer, combined: Combined) -> bool:
+        """Whether the gradients are to be applied at all; asked in the meeting, before it is."""
+        return not optimizer.must_be_finite or optimizer.accepts([combined.finite()])
+
+    def without_example(self, group: Group, optimizer: Optimizer) -> None:
+        """Do in the meeting what is done where there is no example, and so nothing to apply."""
+        return
+
+    def close(self) -> None:
+        """Wait for what is under way; nothing will be applied any more."""
+        return
+
+    @abstractmethod
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
         """Do what is done once, while all replicas wait."""
 
+    @abstractmethod
     def in_replica(
         self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
     ) -> None:
         """Do what each replica does on its own thread after the meeting."""
 
 
-class EveryReplicaApplies:
+class EveryReplicaApplies(Apply):
     """After the meeting every replica updates its own copy, all at the same time."""
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
@@ -37,7 +53,7 @@ class EveryReplicaApplies:
         _update(optimizer, combined, replica, threads)
 
 
-class OnceApplies:
+class OnceApplies(Apply):
     """In the meeting each variable's one copy is updated, before any replica reads it again."""
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:

@@ -13,113 +13,36 @@ the sum anyway, which gives the same bits.
 Where all that replicas bring for a variable are IndexedSlices, so is the sum: their rows, added up
 in replica order, which gives the bits of the sum of the whole gradients. Such a variable has no
 bucket. Where only some are sparse, they are made dense.
+
+Of several workers each brings its own replicas' gradients, and the sums are over those of all:
+counts, weights and the number n are of all replicas, as the workers have agreed (agreement.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minidist import context, observe
+from minidist.cluster.site import Site
 from minidist.comm import Communicator, Row
-from minidist.device import Device, Event
-from minidist.errors import MergeMismatchError, UsageError
-from minidist.indexed_slices import IndexedSlices, concatenate
+from minidist.device import Device
+from minidist.errors import UsageError
+from minidist.indexed_slices import IndexedSlices
 from minidist.patience import DEADLINE
-from minidist.structure import leaf
 from minidist.tape import Gradient
 from minidist.traffic import Outline, Traffic
 from minidist.variable import Variable
+from minidist.variable_mgr.agreement import Agreement, find
+from minidist.variable_mgr.contribution import Combined, Contribution, without_unused
+from minidist.variable_mgr.errand import Errand
 from minidist.variable_mgr.group import Group
 from minidist.variable_mgr.held import Held
+from minidist.variable_mgr.sparse import rows_of_all, sum_rows
 
 if TYPE_CHECKING:
-    from minidist.optim import Optimizer
-    from minidist.variable_mgr.overlap import Filling
-
-
-@leaf
-@dataclass(slots=True)
-class Contribution:
-    """What one replica brings: a gradient for each variable of the group (None: unused).
-
-    count: how many examples are behind them, None where the replica does not say.
-    scale: what they are yet to be multiplied by, the same in all replicas: 1/loss scale.
-    order: the variables' numbers in the order in which their gradients were given.
-    """
-
-    group: Group
-    count: int | None
-    optimizer: Optimizer
-    gradients: list[Gradient | None]
-    scale: float = 1.0
-    order: list[int] = field(default_factory=list)
-    filling: Filling | None = None
-
-    def give(self, variable: Any, gradient: Gradient) -> None:
-        """Take the final gradient of one variable; a tape's sink."""
-        i = self.group.index[id(variable)]
-        if isinstance(gradient, IndexedSlices):
-            gradient = gradient.coalesced()
-        self.gradients[i] = gradient
-        self.order.append(i)
-        if self.filling is not None:
-            self.filling.given(self, i)
-
-    def given_all(self) -> None:
-        """Note that the backward pass is over: what has no gradient now is unused."""
-        if self.filling is not None:
-            self.filling.given_all(self)
-
-
-@leaf
-@dataclass(slots=True)
-class Combined:
-    """What comes out: for each place the gradients to apply, times `scale`.
-
-    An IndexedSlices among them has each of its indices once. The sums are there once the events
-    have happened. step: the one whose gradients they are. came_from: while somebody watches, for
-    each replica and variable the version of it that the replica's gradient comes from.
-    """
-
-    group: Group
-    rows: Sequence[Sequence[Gradient]]
-    scale: float
-    step: int
-    events: Sequence[Event] = ()
-    came_from: dict[tuple[int, Variable], int] = field(default_factory=dict)
-
-    def note_origin(self, replica: int, contribution: Contribution) -> None:
-        """Note from what a replica's gradients come: what it has read last."""
-        if contribution.count == 0:  # it has no say
-            return
-        pairs = zip(contribution.group.variables, contribution.gradients, strict=True)
-        for variable, gradient in pairs:
-            if gradient is not None and replica in variable.seen:
-                self.came_from[replica, variable] = variable.seen[replica]
-
-    def tell_ages(self, place: int, replica: int | None = None) -> None:
-        """Tell how old the gradients of one replica, or of all, are to the copies of a place."""
-        for (whose, variable), version in self.came_from.items():
-            if replica is None or whose == replica:
-                observe.applied(variable.name, whose, variable.copies[place].version - version)
-
-    def wait(self) -> None:
-        """Wait until the sums are there; raises what taking them has raised."""
-        for event in self.events:
-            event.wait(DEADLINE)
-        self.events = ()
-
-    def finite(self) -> bool:
-        """Whether the gradients of the first place have neither a NaN nor an infinity."""
-        for gradient, copy in zip(self.rows[0], self.group.copies[0], strict=True):
-            sparse = isinstance(gradient, IndexedSlices)
-            array = gradient.values.array if sparse else gradient
-            if copy.device.ops.first_nonfinite([array]) != -1:
-                return False
-        return True
+    pass
 
 
 class Nothing:
@@ -129,7 +52,7 @@ class Nothing:
 
     def combine(self, contribution: Contribution, replica: int) -> Combined | None:
         """Return the replica's own gradients, or None where it has no example."""
-        (used,) = without_unused([contribution])
+        (used,) = without_unused([contribution], find([contribution]))
         if used.count == 0:
             return None
         combined = Combined(
@@ -150,8 +73,13 @@ class MeetingOfAll(ABC):
     held: Sequence[Held] = ()  # what is kept from step to step
 
     @abstractmethod
-    def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
-        """Return the gradients to apply now, or None where there is no example behind them."""
+    def combine(
+        self, contributions: Sequence[Contribution], agreed: Agreement, threads: int
+    ) -> Combined | None:
+        """Return the gradients to apply now, or None where there is no example behind them.
+
+        contributions: those of this process's replicas. agreed: what is known of all replicas.
+        """
 
     @property
     @abstractmethod
@@ -161,6 +89,10 @@ class MeetingOfAll(ABC):
     def turn(self, group: Group) -> int:
         """Return which of a group's buckets the next sums go to."""
         return 0
+
+    def close(self) -> None:
+        """Wait for sums that are under way; nothing will be run any more."""
+        self.sums.settle()
 
     def predicted_bytes(self, rows: Sequence[Sequence[Variable]]) -> Traffic:
         """Return what is moved to sum a step's gradients, those of each row together."""
@@ -173,52 +105,80 @@ class MeetingOfAll(ABC):
 class SumOfAll(MeetingOfAll):
     """All gradients are summed, to be scaled to the mean; a subclass says where the sum goes.
 
+    site: where the replicas are; by default in this process, on the communicator's devices.
     `original` keeps the ancestors' factor and their disregard of counts: 1 (a sum), or 1/n.
     """
 
-    def __init__(self, communicator: Communicator, *, original: str | None) -> None:
+    def __init__(
+        self, communicator: Communicator, site: Site | None = None, *, original: str | None
+    ) -> None:
         self._communicator = communicator
         self._original = original
+        self.site = Site.alone(communicator.devices) if site is None else site
+        self._latest: Errand | None = None  # on a stream that does one after the other
 
     @property
     def sums(self) -> SumOfAll:
         return self
 
-    def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
-        combined = self.begin(contributions, threads, "compute", 0)
+    def combine(
+        self, contributions: Sequence[Contribution], agreed: Agreement, threads: int
+    ) -> Combined | None:
+        combined = self.begin(contributions, agreed, threads, "compute", 0)
         if combined is not None:
             combined.wait()
         return combined
 
     def begin(
-        self, contributions: Sequence[Contribution], threads: int, stream: str, turn: int
+        self,
+        contributions: Sequence[Contribution],
+        agreed: Agreement,
+        threads: int,
+        stream: str,
+        turn: int,
     ) -> Combined | None:
         """Sum all gradients on a stream, where that has not begun during the backward pass.
 
         Return the sums to be, or None where no replica has an example.
         """
-        used = without_unused(contributions)
+        used = without_unused(contributions, agreed)
         group = used[0].group
-        weights, scale = self.weights([contribution.count for contribution in used])
+        weights, scale = self.weights(agreed.counts)
         if scale is None:
             return None
-        combined = Combined(group, (), scale * used[0].scale, context.frame().step)
+        filling = contributions[0].filling if agreed.whole else None
+        errand = self.errand(group, stream) if filling is None else filling.errand
+        combined = Combined(group, (), scale * used[0].scale, context.frame().step, errand)
         if observe.counting:
+            combined.first = self.site.first
             for replica, contribution in enumerate(contributions):
                 combined.note_origin(replica, contribution)
-        filling = contributions[0].filling
-        if filling is not None and filling.finish(contributions, combined):
+        sources = self.brought(used)
+        sparse = [k for k, i in enumerate(agreed.used) if i in agreed.sparse]
+        if filling is not None:
+            filling.finish(combined, sources, weights, sparse)
             return combined
-        sources, weights = with_a_say(self.brought(used), weights)
 
         def take() -> None:
             with group.told("reduce", "gradients", combined.step):
-                combined.rows = self.sum_all(group, sources, weights, threads, turn)
+                combined.rows = self.sum_all(group, sources, weights, threads, turn, sparse)
 
-        on = group.copies[0][0].device.stream(stream)
-        on.submit(take)
-        combined.events = (on.record(),)
+        errand.add(take)
         return combined
+
+    def errand(self, group: Group, stream: str) -> Errand:
+        """Return what takes sums of a group on one of its streams."""
+        patience = DEADLINE
+        if self.site.peers.count > 1:  # the peers' own patience ends first, with better words
+            patience = 2 * self.site.sums.patience()[1]
+        on = group.copies[0][0].device.stream(stream)
+        self._latest = Errand(on, patience, tell=self.site.sums.fail)
+        return self._latest
+
+    def settle(self) -> None:
+        """Wait until nothing is under way any more, whatever has become of it."""
+        if self._latest is not None:
+            self._latest.end()
 
     def brought(self, contributions: Sequence[Contribution]) -> list[Row]:
         """Return what each replica brings as a row on its device; of a gradient None, None."""
@@ -232,9 +192,12 @@ class SumOfAll(MeetingOfAll):
         weights: list[float] | None,
         threads: int,
         turn: int,
+        sparse: Sequence[int],
     ) -> Sequence[Sequence[Gradient]]:
-        """Return the sums for each place: whole ones in one pass, sparse ones one by one."""
-        sparse = _sparse_columns(sources)
+        """Return the sums for each place: whole ones in one pass, sparse ones one by one.
+
+        sources: a row for each replica of this process. weights: of all replicas.
+        """
         if not sparse:
             return self._sum(
                 group, [whole(group.variables, row) for row in sources], weights, threads, turn
@@ -243,12 +206,21 @@ class SumOfAll(MeetingOfAll):
         rows: list[list[Gradient]] = [[None] * len(group.variables) for _ in group.copies]
         if dense:
             chosen = [row.part(dense) for row in sources]
-            sums = self.sum_all(group.part(dense), chosen, weights, threads, turn)
+            sums = self.sum_all(group.part(dense), chosen, weights, threads, turn, ())
             for row, arrays in zip(rows, sums, strict=True):
                 for i, array in zip(dense, arrays, strict=True):
                     row[i] = array
-        for i in sparse:
-            total = _sum_rows([row[i] for row in sources], weights)
+        own = [1.0] * len(sources)
+        if weights is not None:
+            own = weights[self.site.first :][: len(sources)]
+        pairs = zip(sources, own, strict=True)
+        brought = [[row[i] if weight else None for i in sparse] for row, weight in pairs]
+        device = self._communicator.devices[0]
+        parts_of = rows_of_all(
+            self.site.sums, device, [group.variables[i] for i in sparse], brought
+        )
+        for i, parts in zip(sparse, parts_of, strict=True):
+            total = sum_rows(parts, weights)
             for row, copies in zip(rows, group.copies, strict=True):
                 row[i] = total.to(copies[i].device)
         return rows
@@ -330,7 +302,7 @@ class AllReduce(SumOfAll):
         threads: int,
         turn: int,
     ) -> Sequence[Row]:
-        if len(sources) == 1 and weights is None:
+        if self.site.replicas == 1:
             return sources
         return super()._sum(group, sources, weights, threads, turn)
 
@@ -345,63 +317,9 @@ class AllReduce(SumOfAll):
 
     def sum_bytes(self, variables: Sequence[Variable]) -> Traffic:
         """To every copy of every variable; who is alone keeps its own."""
-        if len(self._communicator.devices) == 1:
+        if self.site.replicas == 1:
             return Traffic()
         return self._communicator.predicted_bytes(*_outlined(variables))
-
-
-def without_unused(contributions: Sequence[Contribution]) -> Sequence[Contribution]:
-    """Leave out the variables that no replica has used; raises UsageError where that is all."""
-    columns = zip(*[contribution.gradients for contribution in contributions], strict=True)
-    used = [i for i, column in enumerate(columns) if any(part is not None for part in column)]
-    group = contributions[0].group
-    if len(used) == len(group.variables):
-        return contributions
-    if not used:
-        raise UsageError(
-            "no replica has a gradient for any of the variables; is the loss computed from them?"
-        )
-    group.tell_unused(used)
-    part = group.part(used)
-    return [
-        replace(contribution, group=part, gradients=[contribution.gradients[i] for i in used])
-        for contribution in contributions
-    ]
-
-
-def with_a_say(
-    sources: Sequence[Row], weights: list[float] | None
-) -> tuple[Sequence[Row], list[float] | None]:
-    """Leave out the replicas without an example: they have no say, not even with a NaN."""
-    if weights is None:
-        return sources, None
-    return (
-        [row for row, weight in zip(sources, weights, strict=True) if weight],
-        [weight for weight in weights if weight],
-    )
-
-
-def check_same(contributions: Sequence[Contribution]) -> None:
-    """Raise MergeMismatchError where replicas come with different variables or optimizers."""
-    group, optimizer = contributions[0].group, contributions[0].optimizer
-    for replica, contribution in enumerate(contributions):
-        if contribution.optimizer is not optimizer:
-            raise MergeMismatchError(
-                f"replicas 0 and {replica} apply gradients with different optimizers, "
-                f"{optimizer!r} and {contribution.optimizer!r}; make one outside run and let all "
-                "replicas use it"
-            )
-        if contribution.group is not group:
-            raise MergeMismatchError(
-                f"replicas 0 and {replica} apply gradients to different variables: {_some(group)} "
-                f"and {_some(contribution.group)}; all replicas must pass the same, "
-                "in the same order"
-            )
-
-
-def _some(group: Group) -> str:
-    names = group.names
-    return repr(names if len(names) <= 6 else [*names[:5], f"… {len(names)} in all"])
 
 
 def whole(variables: Sequence[Variable], gradients: Row) -> Row:
@@ -422,26 +340,3 @@ def _outlined(variables: Sequence[Variable]) -> tuple[list[Outline], list[list[D
         [Outline.of(variable) for variable in variables],
         [[copy.device for copy in place] for place in places],
     )
-
-
-# --- sparse gradients ---------------------------------------------------------------------------
-
-
-def _sparse_columns(sources: Sequence[Sequence[Gradient | None]]) -> list[int]:
-    """Return for which variables all that there is are IndexedSlices."""
-    some = {i for row in sources for i, part in enumerate(row) if isinstance(part, IndexedSlices)}
-    return [
-        i
-        for i in sorted(some)
-        if all(row[i] is None or isinstance(row[i], IndexedSlices) for row in sources)
-    ]
-
-
-def _sum_rows(
-    parts: Sequence[IndexedSlices | None], weights: Sequence[float] | None
-) -> IndexedSlices:
-    """Return Σ w_i·x_i with each index once; each part has an index at most once."""
-    if weights is not None:
-        parts = [part if part is None else part * w for part, w in zip(parts, weights, strict=True)]
-    there = [part for part in parts if part is not None]
-    return there[0] if len(there) == 1 else concatenate(there).coalesced()

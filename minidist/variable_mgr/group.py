@@ -47,6 +47,11 @@ class Group:
         self.copies = [
             tuple(variable.copies[place] for variable in variables) for place in range(self.places)
         ]
+        # What must be the same in all ranks, in words.
+        self.details = [
+            f"variable {v.name!r}, {v.dtype}{list(v.shape)}, decays={v.decays}"
+            for v in self.variables
+        ]
         self.nbytes = sum(copy.array.nbytes for copy in self.copies[0])
         self.index = {id(variable): i for i, variable in enumerate(self.variables)}
         self._rows: dict[int, list[Row]] = {}

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from minidist import context, diagnosis
 from minidist.cluster.site import Site
+from minidist.comm.peers import Peers
 from minidist.creation import VariableSynchronization, as_array
 from minidist.device import Array, Device
 from minidist.device.arena import Arena
@@ -20,19 +21,16 @@ from minidist.threads import cores
 from minidist.traffic import Traffic
 from minidist.values import local_results
 from minidist.variable import Copy, Variable, make
+from minidist.variable_mgr.agreement import NEVER, find
 from minidist.variable_mgr.apply import Apply
-from minidist.variable_mgr.combine import (
-    Combined,
-    Contribution,
-    MeetingOfAll,
-    Nothing,
-    check_same,
-)
+from minidist.variable_mgr.combine import MeetingOfAll, Nothing
+from minidist.variable_mgr.contribution import Combined, Contribution, check_same
 from minidist.variable_mgr.group import Group
 from minidist.variable_mgr.held import Held
 from minidist.variable_mgr.overlap import Overlap
 from minidist.variable_mgr.place import Place
 from minidist.variable_mgr.read import OwnReader, Read
+from minidist.variable_mgr.servers import Servers
 from minidist.variable_mgr.start import Initial, Start
 
 if TYPE_CHECKING:
@@ -62,6 +60,8 @@ class VariableMgr:
     start: Start
     overlap: Overlap | None = None  # what is summed during backward passes: nothing
     site: Site = None  # type: ignore[assignment]  # of one process, if not given
+    servers: Servers | None = None  # the parameter servers that hold the variables: none
+    copy: type[Copy] = Copy
     _groups: WeakSet[Group] = field(default_factory=WeakSet, init=False, repr=False)
     _grouping: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _arenas: dict[Device, Arena] = field(default_factory=dict, init=False, repr=False)
@@ -87,15 +87,21 @@ class VariableMgr:
         `initial` has a function for each replica that gives its initial value. A variable of one
         copy is put where the (first) copy of `beside` is.
         """
-        values = [as_array(value, dtype) for value in self.start.values(initial)]
+        values: Sequence[Array] = [as_array(value, dtype) for value in self.start.values(initial)]
+        values = self.start.met(values, [f"{name!r}", *_in_words(options)])
+        shelf = None
+        if self.servers is not None and options["synchronization"] is not ON_READ:
+            shelf, value = self.servers.create(name, values[0], beside, options)
+            values = [value] * len(values)
         if options["synchronization"] is ON_READ:
             SyncOnReadVariable.check(name, values[0].dtype, options["aggregation"])
             devices: Sequence[Device] = self.devices
         else:
             device = beside.copies[0].device if beside is not None else None
             devices = self.place.devices(values[0].nbytes, device)
+        copy = Copy if shelf is None else self.copy
         copies = [
-            Copy(
+            copy(
                 _copy_name(name, i),
                 self._kept(device, values[i]),
                 device,
@@ -103,7 +109,10 @@ class VariableMgr:
             )
             for i, device in enumerate(devices)
         ]
-        return self._put_together(strategy, copies, name=name, **options)
+        variable = self._put_together(strategy, copies, name=name, **options)
+        if self.servers is not None and shelf is not None:
+            self.servers.adopt(variable, shelf)
+        return variable
 
     def twin(self, variable: Variable, *, slot: bool = False, **changes: Any) -> Variable:
         """Return a variable like another one, with copies of its copies; `changes` are options."""
@@ -115,15 +124,31 @@ class VariableMgr:
             "decays": variable.decays,
             **changes,
         }
+        shelf = None
+        if self.servers is not None and self.servers.task_of(variable) is not None:
+            first = variable.copies[0]
+            value = first.device.copy_out(first.array)
+            shelf, _ = self.servers.create(options["name"], value, variable, options)
         copies = []
         for i, copy in enumerate(variable.copies):
             array = self._kept(copy.device, copy.array)
             name = _copy_name(options["name"], i)
-            copies.append(Copy(name, array, copy.device, options["decays"]))
-        return self._put_together(variable.strategy, copies, slot=slot, **options)
+            copies.append(type(copy)(name, array, copy.device, options["decays"]))
+        twin = self._put_together(variable.strategy, copies, slot=slot, **options)
+        if self.servers is not None and shelf is not None:
+            self.servers.adopt(twin, shelf)
+        return twin
 
     def slot(self, variable: Variable, name: str, value: float) -> Variable:
-        """Return a new variable full of `value` with a copy beside each of another's."""
+        """Return a new variable full of `value` with a copy beside each of another's.
+
+        Raises UsageError for a variable that is on a ps: so are its slots.
+        """
+        if self.servers is not None and self.servers.task_of(variable) is not None:
+            raise UsageError(
+                f"{name!r} is on {self.servers.names[self.servers.task_of(variable) or 0]}, where "
+                f"{variable.name!r} is, and nowhere else; a checkpoint has it"
+            )
         slot = self.twin(variable, slot=True, name=name, trainable=False, decays=False)
         for copy in slot.copies:
             copy.device.ops.fill(copy.array, value)
@@ -159,6 +184,11 @@ class VariableMgr:
     def close(self) -> None:
         """Give back what is held beside memory; nothing will be run any more."""
         self.read.close()
+        if isinstance(self.combine, MeetingOfAll):
+            self.combine.close()
+        self.apply.close()
+        if self.servers is not None:
+            self.servers.close()
 
     # --- gradients
 
@@ -230,7 +260,7 @@ class VariableMgr:
             ]
             if optimizer.must_be_finite:
                 finite = [None if each is None else each.finite() for each in results]
-                if not optimizer.accepts(finite):
+                if not optimizer.accepts(_of_all(self.site.peers, finite)):
                     return
         for replica, combined in enumerate(results):
             if combined is not None:
@@ -239,15 +269,19 @@ class VariableMgr:
     def meet(self, contributions: Sequence[Contribution]) -> Combined | None:
         """Combine, in the meeting, what all replicas brought, and apply what is applied there."""
         assert isinstance(self.combine, MeetingOfAll)
-        check_same(contributions)
-        if self.overlap is not None:
-            self.overlap.met(contributions)
+        check_same(contributions, self.site.first)
+        overlap = self.overlap
+        filled = NEVER if overlap is None else overlap.filled(contributions)
+        agreed = find(contributions, self.site.peers, filled)
+        if overlap is not None:
+            overlap.met(contributions[0].group, agreed)
         optimizer = contributions[0].optimizer
         threads = cores() if len(self.devices) > 1 else 1
-        combined = self.combine.combine(contributions, threads)
-        if combined is None or not (
-            not optimizer.must_be_finite or optimizer.accepts([combined.finite()])
-        ):
+        combined = self.combine.combine(contributions, agreed, threads)
+        if combined is None:
+            self.apply.without_example(contributions[0].group, optimizer)
+            return None
+        if not self.apply.accepts(optimizer, combined):
             return None
         run = context.frame().run
         if run is not None:
@@ -325,7 +359,21 @@ def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined |
 
 
 def _agree(strategy: Any, optimizer: Optimizer, finite: Any) -> bool:
-    return optimizer.accepts(local_results(finite))
+    return optimizer.accepts(_of_all(strategy.site.peers, local_results(finite)))
+
+
+_ANSWERS = (None, False, True)
+
+
+def _of_all(peers: Peers, finite: Sequence[bool | None]) -> list[bool | None]:
+    """Return what all replicas say, also those of other workers."""
+    brought = bytes(map(_ANSWERS.index, finite))
+    every = peers.meet("find out whether gradients are finite", brought)
+    return [_ANSWERS[answer] for each in every for answer in each]
+
+
+def _in_words(options: dict[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in options.items()]
 
 
 def _copy_name(name: str, i: int) -> str:

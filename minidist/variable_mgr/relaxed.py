@@ -9,7 +9,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from minidist.errors import UsageError
 from minidist.indexed_slices import IndexedSlices
 from minidist.variable import Variable
-from minidist.variable_mgr.combine import Combined, Contribution, MeetingOfAll, SumOfAll
+from minidist.variable_mgr.agreement import Agreement
+from minidist.variable_mgr.combine import MeetingOfAll, SumOfAll
+from minidist.variable_mgr.contribution import Combined, Contribution
 from minidist.variable_mgr.group import NOTHING, Group
 from minidist.variable_mgr.held import Kept
 
@@ -42,7 +44,9 @@ class LastStep(MeetingOfAll):
     def turn(self, group: Group) -> int:
         return group.turn
 
-    def combine(self, contributions: Sequence[Contribution], threads: int) -> Combined | None:
+    def combine(
+        self, contributions: Sequence[Contribution], agreed: Agreement, threads: int
+    ) -> Combined | None:
         group, turn = contributions[0].group, contributions[0].group.turn
         last: Combined | None = group.waiting
         if group.waiting is NOTHING:
@@ -56,7 +60,7 @@ class LastStep(MeetingOfAll):
         if last is not None:
             last.wait()
         spare = max(1, threads - len(contributions))
-        group.waiting = self._sums.begin(contributions, spare, "communication", turn)
+        group.waiting = self._sums.begin(contributions, agreed, spare, "communication", turn)
         group.turn = 1 - turn
         return last
 

@@ -113,11 +113,17 @@ class ReadStaged(Read):
         readers, self._updated = self._updated, []
         for reader in readers:
             reader.delta.pass_on()
-        values = [reader.copy.tensor for reader in readers]
-        self._copied = [area.put(values, unchanged=True) for area in self.areas]
+        self.put_all(readers)
         for reader in readers:
             reader.settle()
         self._filled = True
+
+    def put_all(self, readers: Sequence[StagedReader]) -> None:
+        """Let the areas have all variables as they are after the update."""
+        self._put([reader.copy.tensor for reader in readers])
+
+    def _put(self, values: Sequence[Tensor]) -> None:
+        self._copied = [area.put(values, unchanged=True) for area in self.areas]
 
     def await_copies(self) -> None:
         """Wait until no copy into the areas reads a variable any more."""

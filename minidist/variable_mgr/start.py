@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from minidist import context
 from minidist.comm.peers import Peers
+from minidist.comm.sharing import agree, share
 
+HostArray = np.ndarray[Any, Any]
 Initial = Callable[[], Any]
 
 
@@ -16,6 +20,12 @@ class Start(Protocol):
 
     def values(self, initial: Sequence[Initial]) -> list[Any]:
         """Return a value for each replica, from functions that give each one's initial value."""
+
+    def met(self, values: Sequence[HostArray], details: Sequence[str]) -> Sequence[HostArray]:
+        """Return what the values are once other workers have been met for them.
+
+        details: what the variable is, in words.
+        """
 
 
 class FromFirst:
@@ -26,6 +36,16 @@ class FromFirst:
 
     def values(self, initial: Sequence[Initial]) -> list[Any]:
         return [_as_replica(0, initial[0])] * len(initial)
+
+    def met(self, values: Sequence[HostArray], details: Sequence[str]) -> Sequence[HostArray]:
+        peers, first = self._peers, values[0]
+        if peers.count == 1:
+            return values
+        details = [*details, f"of {first.dtype}{list(first.shape)}"]
+        agree(peers, "create a variable", details)
+        brought = [first] if peers.me == 0 else []
+        _, every = share(peers, "start from the first worker's value", brought)
+        return [every[0][0]] * len(values)
 
 
 class OwnValues:
@@ -41,6 +61,9 @@ class OwnValues:
         for replica in range(1, len(initial)):
             with context.entered(draws=dict(draws)):  # the same draw, of another replica
                 values.append(_as_replica(self._first + replica, initial[replica]))
+        return values
+
+    def met(self, values: Sequence[HostArray], details: Sequence[str]) -> Sequence[HostArray]:
         return values
 
 

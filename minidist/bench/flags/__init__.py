@@ -1,8 +1,8 @@
 """The flags of the command: each is written once, in the table of its group.
 
-job.py has what is trained and for how long, distribution.py the policy, optimisation.py the update,
-results.py what comes out. kinds.py says what a flag can take, contradictions.py which do not go
-together, parse.py reads a command line.
+job.py has what is trained and for how long, distribution.py the policy, processes.py who takes
+part, optimisation.py the update, results.py what comes out. kinds.py says what a flag can take,
+contradictions.py which do not go together, parse.py reads a command line.
 
 Names are those of tf_cnn_benchmarks. Defaults are the main job.
 """
@@ -19,6 +19,7 @@ from minidist.bench.flags.contradictions import DURING_TRAINING, check
 from minidist.bench.flags.distribution import ALL, Distribution
 from minidist.bench.flags.job import EPOCHS, Length, Mode, Selection
 from minidist.bench.flags.optimisation import LEARNING_RATES, LOSS_SCALE, Optimisation, Precision
+from minidist.bench.flags.processes import Processes
 from minidist.bench.flags.results import Checkpoints, Evaluation, Instruments, Output
 from minidist.optim.schedules import Decay, PerEpoch, Piecewise, Schedule, WarmUp, exact
 from minidist.variable_mgr import PolicyOptions
@@ -28,7 +29,7 @@ __all__ = ["ALL", "GROUPS", "LEARNING_RATES", "Flags"]
 Value = str | int | float | bool | None
 
 GROUPS = (
-    *(Selection, Length, Mode, Distribution, Optimisation, Precision),
+    *(Selection, Length, Mode, Distribution, Processes, Optimisation, Precision),
     *(Evaluation, Checkpoints, Output, Instruments),
 )
 
@@ -44,6 +45,7 @@ class Flags(  # of its bases a dataclass has the last one's fields first
     Evaluation,
     Precision,
     Optimisation,
+    Processes,
     Distribution,
     Mode,
     Length,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from minidist.bench.flags.distribution import ALL
 from minidist.errors import UsageError
-from minidist.variable_mgr import OPTIONS_OF_ONE
+from minidist.variable_mgr import ACROSS, OPTIONS_OF, SERVED
 
 if TYPE_CHECKING:
     from minidist.bench.flags import Flags
@@ -17,6 +17,8 @@ DURING_TRAINING = (
     "eval_during_training_at_specified_steps",
     "eval_during_training_at_specified_epochs",
 )
+IN_STEP = (*DURING_TRAINING, "save_model_secs")  # what needs workers that are
+BY_ITSELF = "independent"  # a policy whose replicas never meet, wherever they are
 # No two of one line.
 ALTERNATIVES = (
     ("num_batches", "num_epochs"),
@@ -34,6 +36,7 @@ ALTERNATIVES = (
     DURING_TRAINING,
     *((during, other) for during in DURING_TRAINING for other in ("eval", "forward_only")),
     *((during, "staged_vars") for during in DURING_TRAINING),
+    *(("num_ps", name) for name in ("job_name", "worker_hosts", "ps_hosts")),
 )
 # The first is of no use without the second.
 NEEDS = (
@@ -47,6 +50,8 @@ NEEDS = (
     ("minimum_learning_rate", "num_epochs_per_decay"),
     ("fp16_loss_scale", "use_fp16"),
     ("fp16_enable_auto_loss_scale", "use_fp16"),
+    ("task_index", "job_name"),
+    ("ps_hosts", "worker_hosts"),
 )
 
 
@@ -75,25 +80,53 @@ def check(flags: Flags) -> None:
         raise UsageError(
             "--eval evaluates one training, and --variable_update=all names several: name one"
         )
-    for name, policy in OPTIONS_OF_ONE.items():
-        if _is_given(flags, name) and flags.variable_update not in (policy, ALL):
+    for name, policies in OPTIONS_OF.items():
+        if _is_given(flags, name) and flags.variable_update not in (*policies, ALL):
             raise UsageError(
-                f"--{name}={getattr(flags, name)} is for --variable_update={policy}, not for "
+                f"--{name}={getattr(flags, name)} is for --variable_update={policies[0]}, not for "
                 f"{flags.variable_update}: leave one of them out"
             )
     if "hierarchical_copy" in str(flags.policy_options().spec()) and flags.num_devices == 1:
         raise UsageError(
             "hierarchical_copy copies between devices, but --num_devices is 1: leave it out"
         )
+    if not flags.cross_replica_sync and flags.variable_update != ALL:
+        for name in IN_STEP:
+            if _is_given(flags, name):
+                raise UsageError(
+                    f"--{name} needs workers that are in step, but --nocross_replica_sync lets "
+                    "each go on alone: leave one of them out"
+                )
+
+
+def check_among(flags: Flags, workers: int, servers: int) -> None:
+    """Raise UsageError for what does not fit the number of processes, once that is known."""
+    replicas = flags.num_devices * workers
     for fault in flags.inject or ():
-        if fault.replica >= flags.num_devices:
+        if fault.replica >= replicas:
+            of = f" in each of {workers} workers" if workers > 1 else ""
             raise UsageError(
                 f"--inject={fault} names replica {fault.replica}, but --num_devices="
-                f"{flags.num_devices} has replicas 0 to {flags.num_devices - 1}"
+                f"{flags.num_devices}{of} has replicas 0 to {replicas - 1}"
             )
+    if workers > 1 and flags.variable_update not in (BY_ITSELF, *ACROSS, *SERVED, ALL):
+        raise UsageError(
+            f"--variable_update={flags.variable_update} is for one process, but there are "
+            f"{workers} workers: choose {', '.join(ACROSS + SERVED)} or {BY_ITSELF}"
+        )
+    if workers > 1 and not servers and flags.variable_update in SERVED:
+        raise UsageError(
+            f"--variable_update={flags.variable_update} of {workers} workers needs parameter "
+            "servers: start more processes, and say with --num_ps how many they are"
+        )
+    if servers and flags.variable_update not in (*SERVED, ALL):
+        raise UsageError(
+            f"--variable_update={flags.variable_update} has nothing to do for {servers} parameter "
+            "servers: leave out --num_ps and --ps_hosts"
+        )
 
 
 def _is_given(flags: Flags, name: str) -> bool:
     """Whether a flag says something else than one that is not given."""
-    value = getattr(flags, name)
-    return value is not False and value != type(flags).__dataclass_fields__[name].default
+    value, default = getattr(flags, name), type(flags).__dataclass_fields__[name].default
+    return value != default and (value is not False or default is True)

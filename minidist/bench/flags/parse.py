@@ -10,7 +10,7 @@ import argparse
 import difflib
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import minidist
 from minidist.bench.flags import GROUPS, Flags
@@ -18,6 +18,9 @@ from minidist.bench.flags.kinds import Kind
 from minidist.errors import UsageError
 
 PROGRAM = "python -m minidist.bench"
+PURPOSE = "Train a model on several devices, and print speed, loss and accuracy."
+
+T = TypeVar("T")
 
 
 def parse(arguments: Sequence[str]) -> Flags:
@@ -26,15 +29,25 @@ def parse(arguments: Sequence[str]) -> Flags:
     Raises UsageError for flags or values that are unknown, missing or contradictory. `--help` and
     `--version` print and raise SystemExit(0).
     """
+    return read(arguments, Flags, GROUPS, PROGRAM, PURPOSE)
+
+
+def read(
+    arguments: Sequence[str], flags: type[T], groups: Sequence[type], program: str, purpose: str
+) -> T:
+    """Return the flags of any command: `flags` is a dataclass that is made of `groups`.
+
+    Raises what `parse` raises.
+    """
     try:
-        namespace, unknown = _parser().parse_known_args(arguments)
+        namespace, unknown = _parser(groups, program, purpose).parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UsageError(f"{error.argument_name}: {error.message}: see --help") from None
     if unknown:
-        _refuse(unknown[0])
+        _refuse(unknown[0], groups)
     given: dict[str, str] = vars(namespace)
     values: dict[str, Any] = {}
-    for item in fields(Flags):
+    for item in (item for group in groups for item in fields(group)):
         kind: Kind = item.metadata["kind"]
         for name in (item.name, *item.metadata["aliases"]):
             if name not in given:
@@ -42,15 +55,26 @@ def parse(arguments: Sequence[str]) -> Flags:
             try:
                 value = kind.parse(given[name])
             except UsageError as error:
-                raise UsageError(f"--{name}: {error}") from None
+                raise UsageError(f"{_dashed(name)}: {error}") from None
             except ValueError:
-                raise UsageError(f"--{name}={given[name]} is not {kind.allowed}") from None
+                raise UsageError(f"{_dashed(name)}={given[name]} is not {kind.allowed}") from None
             if values.setdefault(item.name, value) != value:
                 raise UsageError(
-                    f"--{item.name} and --{name} are the same flag, but were given "
+                    f"--{item.name} and {_dashed(name)} are the same flag, but were given "
                     f"{values[item.name]} and {value}: give only one of them"
                 )
-    return Flags(**values)
+    return flags(**values)
+
+
+def _shown(default: Any) -> str:
+    """Return a default as one would give it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(default) if isinstance(default, tuple) else str(default)
+
+
+def _dashed(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,11 +84,11 @@ class _Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file)
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Make the parser that only collects text by name; `parse` reads it."""
+def _parser(groups: Sequence[type], program: str, purpose: str) -> argparse.ArgumentParser:
+    """Make the parser that only collects text by name; `read` reads it."""
     parser = _Parser(
-        usage=f"{PROGRAM} [--flag=value ...]",
-        description="Train a model on several devices, and print speed, loss and accuracy.",
+        usage=f"{program} [--flag=value ...]",
+        description=purpose,
         epilog="What is true or false is given as --flag, --noflag or --flag=true. Of a flag given "
         "twice the last one counts.",
         allow_abbrev=False,
@@ -73,13 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     version = f"minidist {minidist.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    for group in GROUPS:
+    for group in groups:
         section = parser.add_argument_group(group.__name__, group.__doc__)
         for item in fields(group):
             kind: Kind = item.metadata["kind"]
             words = f"{item.metadata['words']} ({kind.allowed})"
             if item.default is not None:
-                words += f" [{str(item.default).lower() if kind.switch else item.default}]"
+                words += f" [{_shown(item.default)}]"
             if kind.switch:
                 section.add_argument(
                     f"--{item.name}", nargs="?", const="true", metavar="X", help=words
@@ -94,15 +118,17 @@ def _parser() -> argparse.ArgumentParser:
                 continue
             section.add_argument(f"--{item.name}", metavar="X", help=words)
             for alias in item.metadata["aliases"]:
-                section.add_argument(f"--{alias}", metavar="X", help=f"the same as --{item.name}")
+                same = f"the same as --{item.name}"
+                section.add_argument(_dashed(alias), metavar="X", help=same)
     return parser
 
 
-def _refuse(argument: str) -> NoReturn:
+def _refuse(argument: str, groups: Sequence[type]) -> NoReturn:
     if not argument.startswith("--"):
         raise UsageError(f"{argument!r} is not a flag: flags begin with --, see --help")
     name = argument.removeprefix("--").split("=")[0]
-    known = [name for item in fields(Flags) for name in (item.name, *item.metadata["aliases"])]
+    items = [item for group in groups for item in fields(group)]
+    known = [name for item in items for name in (item.name, *item.metadata["aliases"])]
     close = difflib.get_close_matches(name, known, n=1)
     guess = f"; did you mean --{close[0]}?" if close else "."
-    raise UsageError(f"--{name} is not a flag{guess} Flags are --{', --'.join(known)}.")
+    raise UsageError(f"--{name} is not a flag{guess} Flags are {', '.join(map(_dashed, known))}.")

@@ -1,0 +1,165 @@
+"""Memory of a GPU: blocks that know who has touched them, and pools that never give any back.
+
+CuPy's pool has an arena for each stream: a block that is dropped is used again by the stream it was
+made on, which does so after all that it was given before. What another stream was given with the
+block is not before; so the block is held until that stream is done with it. In the steady state no
+step asks CUDA for memory, which would wait for the whole GPU: `made` counts how often it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from minidist.device.base import Array
+from minidist.device.cuda_stream import CudaEvent, CudaStream
+
+if TYPE_CHECKING:
+    from minidist.device.cuda import CudaDevice
+
+IN_FLIGHT = 4  # pinned buffers of one size that are under way before their oldest is waited for
+
+
+class Block(cupy.cuda.memory.BaseMemory):  # type: ignore[misc]
+    """What was allocated at once; all views of an array share it. `on`: its device."""
+
+    def __init__(self, pointer: Any, stream: CudaStream, memory: Memory) -> None:
+        self.ptr, self.size, self.device_id = pointer.ptr, pointer.mem.size, pointer.device_id
+        self.on = memory.device
+        self._pointer = pointer
+        self._memory = memory
+        self._home = stream
+        self._writer, self._written = stream, stream.next
+        self._readers: dict[CudaStream, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def block(self) -> Block:
+        return self
+
+    def read(self, stream: CudaStream) -> None:
+        """Let what a stream is being given see what was written last."""
+        with self._lock:
+            stream.follow(self._writer, self._written)
+            self._readers[stream] = stream.next
+
+    def write(self, stream: CudaStream) -> None:
+        """Let what a stream is being given write, after all that reads or writes now."""
+        with self._lock:
+            stream.follow(self._writer, self._written)
+            for reader, position in self._readers.items():
+                stream.follow(reader, position)
+            self._writer, self._written = stream, stream.next
+            self._readers.clear()
+
+    def __del__(self) -> None:
+        # Called anywhere, by any thread: it must take no lock.
+        touched = [(self._writer, self._written), *self._readers.items()]
+        home = self._home
+        self._memory.drop(
+            self._pointer,
+            [
+                stream.after(position)
+                for stream, position in touched
+                if stream is not home and home.seen.get(stream, 0) < position
+            ],
+        )
+
+
+class Tied(cupy.cuda.memory.BaseMemory):  # type: ignore[misc]
+    """A part of a block, and somebody who is kept alive by it and by every view of it."""
+
+    def __init__(self, array: Array, owner: object) -> None:
+        self.ptr, self.size = array.data.ptr, array.nbytes
+        self.device_id = array.data.device_id
+        self.block = array.data.mem.block
+        self._array = array
+        self._owner = owner
+
+
+class Memory:
+    """The memory that one device uses of its GPU."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        self.made = 0
+        self._pool = cupy.cuda.MemoryPool(self._make)
+        self._held: deque[tuple[Any, list[CudaEvent]]] = deque()
+
+    def allocate(self, size: int) -> Any:
+        """Return a pointer to fresh memory, for the stream that the thread gives work to.
+
+        Raises CuPy's OutOfMemoryError.
+        """
+        self._let_go()
+        stream = self.device.stream_here()
+        try:
+            pointer = self._pool.malloc(size)
+        except cupy.cuda.memory.OutOfMemoryError:
+            self.device.synchronize()
+            self._let_go()
+            self._pool.free_all_blocks()  # of the current GPU
+            pointer = self._pool.malloc(size)
+        return cupy.cuda.MemoryPointer(Block(pointer, stream, self), 0)
+
+    def _make(self, size: int) -> Any:
+        self.made += 1
+        return cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)
+
+    def drop(self, pointer: Any, events: list[CudaEvent]) -> None:
+        """Give memory back to the pool, at once or when the events are done."""
+        if events:
+            self._held.append((pointer, events))
+
+    def _let_go(self) -> None:
+        for _ in range(len(self._held)):
+            try:
+                pointer, events = self._held.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not all(event.done() for event in events):
+                self._held.append((pointer, events))
+
+    def clear(self) -> None:
+        """Free what nobody holds."""
+        self._let_go()
+        with self.device.gpu:
+            self._pool.free_all_blocks()
+
+
+class Pinned:
+    """Buffers in the host's memory that a GPU reads and writes by itself, while threads go on.
+
+    They come in four sizes for each power of two and are never freed: that would wait for the GPU.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._free: dict[int, deque[tuple[np.ndarray[Any, Any], CudaEvent]]] = {}
+
+    def take(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return a buffer of at least so many bytes, that no stream uses any more."""
+        grain = max(512, 1 << max(0, nbytes.bit_length() - 3))
+        size = max(-(-nbytes // grain), 1) * grain
+        waiting = self._free.setdefault(size, deque())
+        try:
+            buffer, event = waiting.popleft()
+        except IndexError:
+            return self._make(size)
+        if not event.done():
+            if len(waiting) + 1 < IN_FLIGHT:
+                waiting.appendleft((buffer, event))
+                return self._make(size)
+            event.wait()
+        return buffer
+
+    def give_back(self, buffer: np.ndarray[Any, Any], after: CudaEvent) -> None:
+        self._free[buffer.size].append((buffer, after))
+
+    def _make(self, size: int) -> np.ndarray[Any, Any]:
+        self.made += 1
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)

@@ -1,0 +1,57 @@
+"""Errand: work that a stream does for one step, and who waits for it gets what it has raised.
+
+Nobody else does: a stream goes on to what others have given it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from minidist.device import Event, Stream
+from minidist.patience import DEADLINE
+
+
+class Errand:
+    """Pieces of work for one stream, in order; after one that has failed the rest is left out."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        patience: float = DEADLINE,
+        tell: Callable[[BaseException], None] = lambda failure: None,
+    ) -> None:
+        """patience: seconds to wait for it. tell: is told at once what the work has raised."""
+        self._stream = stream
+        self._patience = patience
+        self._tell = tell
+        self._event: Event | None = None
+        self._failure: BaseException | None = None
+
+    def add(self, work: Callable[[], object]) -> None:
+        """Let the stream do this too."""
+
+        def do() -> None:
+            if self._failure is None:
+                try:
+                    work()
+                except BaseException as failure:
+                    self._failure = failure
+                    self._tell(failure)
+
+        self._stream.submit(do)
+        self._event = self._stream.record()
+
+    def end(self) -> None:
+        """Wait until all is done; nobody will ask any more what has become of it."""
+        with contextlib.suppress(Exception):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all is done; raises what the work has raised, and HangError."""
+        if self._event is not None:
+            self._event.wait(self._patience)
+            self._event = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure

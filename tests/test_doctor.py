@@ -1,0 +1,161 @@
+"""The doctor: it says what there is, and of what is wrong also the cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import ranks
+
+from minidist.doctor import machine, packages, processes
+from minidist.doctor.report import as_json, as_text, merged
+from minidist.errors import ClusterError
+from minidist.launch import mpiexec
+
+DOCTOR = [sys.executable, "-m", "minidist.doctor"]
+
+
+def run(*arguments, launcher=(), **variables):
+    done = subprocess.run(
+        [*launcher, *DOCTOR, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **variables},
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def whats(found):
+    return [problem.what for problem in found.problems]
+
+
+def test_one_process_is_told_of_everything():
+    status, out, errors = run("--json", MINIDIST_ANYTHING="there")
+    told = json.loads(out)
+    assert errors == ""
+    assert status == (1 if told["problems"] else 0)
+    assert told["minidist"]["compiled"] is True
+    assert told["python"]["executable"] == sys.executable
+    assert {"numpy", "optree", "mpi4py"} <= {each["name"] for each in told["packages"]}
+    assert told["machine"]["threads"] >= 1
+    assert told["mpi"]["vendor"].split()[0] in processes.DIALECTS
+    assert told["mpi"]["mpiexec"][0]["path"] == ranks.mpiexec()
+    assert told["launcher"]["winner"] is None and "ranks" not in told
+    assert told["environment"]["MINIDIST_ANYTHING"] == "there"
+
+
+def test_the_text_names_what_the_facts_name():
+    found = merged([packages.find(), processes.find({}), machine.find()])
+    text = as_text(found)
+    facts = json.loads(as_json(found))
+    for each in facts["packages"]:
+        assert (each["version"] is None) or f"{each['name']} {each['version']}" in text
+    assert facts["mpi"]["mpiexec"][0]["path"] in text
+    assert facts["launcher"]["why"] in text
+    assert text.endswith("Nothing is missing.") is (not found.problems)
+
+
+def test_all_ranks_meet_and_the_first_one_tells():
+    launcher = (ranks.mpiexec(), "-n", "3")
+    status, out, errors = run("--json", "--num_ps=1", launcher=launcher)
+    told = json.loads(out)  # of one report
+    assert (status, errors) == (1 if told["problems"] else 0, "")
+    assert [each["name"] for each in told["ranks"]] == ["worker:0", "worker:1", "ps:0"]
+    assert told["me"] == "worker:0"
+    assert "rank 0 of 3" in told["launcher"]["why"]
+
+
+def test_a_contradiction_is_a_problem():
+    variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
+    status, out, errors = run(**variables)
+    assert (status, errors) == (1, "")
+    assert "PROBLEM     the environment contradicts itself" in out
+
+
+def test_a_wrong_flag_is_refused():
+    status, out, errors = run("--jsn")
+    assert (status, out) == (2, "")
+    assert "unrecognized arguments: --jsn" in errors
+
+
+def test_a_missing_package_is_a_problem_unless_it_is_extra(monkeypatch):
+    there = packages.version
+    missing = ("optree", "pillow")
+    monkeypatch.setattr(packages, "version", lambda n: None if n in missing else there(n))
+    found = packages.find()
+    assert whats(found) == ["optree is missing"]
+    assert found.problems[0].cure.startswith("pip install 'optree>=")
+    text = as_text(merged([found, processes.find({}), machine.find()]))
+    assert "without pillow: for image files, pip install 'minidist[images]'" in text
+
+
+def test_no_mpi_is_told_with_the_cure(monkeypatch):
+    def missing():
+        raise ClusterError("MPI cannot be used here: pip install 'minidist[mpi]'")
+
+    monkeypatch.setattr(processes.library, "vendor", missing)
+    found = processes.find({})
+    assert (found.facts["mpi"]["vendor"], found.problems) == (None, [])
+    assert "minidist[mpi]" in as_text(merged([packages.find(), found, machine.find()]))
+
+
+@pytest.mark.parametrize(
+    ("dialects", "words", "cure"),
+    [
+        ([], "no mpiexec beside this Python", "pip install mpich"),
+        (["openmpi"], "/0/mpiexec, is not of the MPI that mpi4py uses, MPICH", "install mpi4py"),
+        (["openmpi", "mpich"], "/0/mpiexec, is not of the MPI", "use /1/mpiexec"),
+        (["mpich", "openmpi"], None, None),
+    ],
+)
+def test_an_mpiexec_of_another_mpi_is_a_problem(dialects, words, cure, monkeypatch):
+    paths = [f"/{i}/mpiexec" for i in range(len(dialects))]
+    there = {
+        path: mpiexec.Mpiexec(path, dialect, "5")
+        for path, dialect in zip(paths, dialects, strict=True)
+    }
+    monkeypatch.setattr(processes.mpiexec, "candidates", lambda: paths)
+    monkeypatch.setattr(processes.mpiexec, "find", there.__getitem__)
+    monkeypatch.setattr(processes.library, "vendor", lambda: ("MPICH", "5.0"))
+    problems = processes.find({}).problems
+    assert (len(problems) == 0) if words is None else words in problems[0].what
+    assert cure is None or problems[0].cure.startswith(cure)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ({"count": 0, "driver": None, "cupy": None}, "no cuda: "),
+        ({"count": 2, "driver": "570.1", "cupy": "14.2"}, "cuda: 2 NVIDIA GPU, driver 570.1\n"),
+        ({"count": 1, "driver": "570.1", "cupy": None}, "without CuPy: pip install 'minidist[cu"),
+    ],
+)
+def test_gpus_are_told(gpus, words, monkeypatch):
+    monkeypatch.setattr(machine, "_gpus", lambda: gpus)
+    assert words in as_text(merged([packages.find(), processes.find({}), machine.find()]))
+
+
+def test_little_shared_memory_is_a_problem(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "SHARED", tmp_path)
+    usage = SimpleNamespace(total=64 << 20, used=0, free=60 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    left = tmp_path / "mpich_shm_1_0"
+    left.write_bytes(bytes(3 << 20))
+    (tmp_path / "something_else").write_bytes(b"x")
+    found = machine.find()
+    assert "has only 60 MB free" in whats(found)[0]
+    assert found.problems[0].cure.startswith(f"rm {left}, or start a container with more")
+    assert found.facts["machine"]["shared_memory"]["left_behind"] == [str(left)]
+    usage.free = 1 << 40
+    found = machine.find()
+    assert found.problems == []
+    text = as_text(merged([packages.find(), processes.find({}), found]))
+    assert "1 files of 3 MB in it are of killed jobs" in text
