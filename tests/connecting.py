@@ -8,7 +8,10 @@ import signal
 import sys
 import threading
 
+import numpy as np
+
 import minidist as md
+from minidist import ops
 from minidist.threads import cores
 
 
@@ -69,6 +72,25 @@ def exit_early(status):
     if cluster.rank == 1:
         sys.exit(int(status))
     peers.meet("go on")
+
+
+def exit_at_once(status):
+    """Rank 1 ends when the others are about to make a strategy."""
+    cluster = md.connect()
+    if cluster.rank == 1:
+        sys.exit(int(status))
+    md.Strategy("cpu", "collective_all_reduce", cluster=cluster)
+
+
+def one_step_fewer(argument):
+    """Rank 1 comes to its end, as nothing is wrong for it."""
+    cluster = md.connect()
+    with md.Strategy("cpu", "collective_all_reduce", cluster=cluster) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.ones(3), name="w")
+        opt = md.optim.SGD(0.1)
+        for _ in range(3 - cluster.rank):
+            strategy.run(lambda: opt.minimize(lambda: ops.reduce_sum(w), [w]))
 
 
 def die(argument):

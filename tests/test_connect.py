@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ pmi = pytest.mark.skipif(library.vendor()[0] not in SPEAKERS, reason="this MPI s
 
 PROGRAM = Path(__file__).with_name("connecting.py")
 LIMIT = 60
+SOON = 30  # seconds: for what does not wait for a deadline, on a machine that is busy
 
 
 def names(outcome):
@@ -89,6 +91,31 @@ def test_ranks_that_contradict_each_other_all_say_so():
     assert any("worker:0 is what several processes were told: rank 0" in s for s in outcome.said)
 
 
+STALE = {"RANK": "0", "WORLD_SIZE": "2"}  # as another launcher's shell leaves them behind
+NO_PART = r"rank 1 \(on .*\) takes no part: the environment contradicts itself"
+
+
+def test_a_rank_that_its_environment_contradicts_is_named_by_the_others():
+    outcome = ranks.run(PROGRAM, 2, "plain", "", env=STALE, limit=SOON)
+    assert outcome.code not in (None, 0)
+    assert re.search(f"ClusterError: {NO_PART}", outcome.said[0]), outcome
+    assert "ClusterError: the environment contradicts itself" in outcome.said[1], outcome
+
+
+def test_the_doctor_too_names_a_rank_that_its_environment_contradicts():
+    done = subprocess.run(
+        [ranks.mpiexec(), "-n", "2", sys.executable, "-m", "minidist.doctor"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+        env={**os.environ, **STALE},
+        check=False,
+    )
+    assert done.returncode != 0
+    assert re.search(NO_PART, done.stdout + done.stderr), done
+
+
 def test_an_uncaught_exception_bears_the_name_of_its_rank_and_ends_the_job():
     outcome = ranks.run(PROGRAM, 2, "fail", "")
     assert outcome.code not in (None, 0)
@@ -114,6 +141,19 @@ def test_a_rank_that_ends_early_is_named_by_the_others():
     outcome = ranks.run(PROGRAM, 2, "exit_early", 3)
     assert outcome.code not in (None, 0), outcome
     assert "PeerError: worker:1" in outcome.said[0]
+
+
+def test_who_takes_fewer_steps_makes_no_success():
+    outcome = ranks.run(PROGRAM, 2, "one_step_fewer", "", limit=SOON)
+    assert outcome.code == 1, outcome
+    assert re.search(r"PeerError: worker:1 \(on .*\) has ended after", outcome.said[0]), outcome
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_who_ends_before_there_is_a_strategy_is_named_at_once(status):
+    outcome = ranks.run(PROGRAM, 2, "exit_at_once", status, limit=SOON)
+    assert outcome.code == (status or 1), outcome
+    assert re.search(r"PeerError: worker:1 \(on .*\) has ended after", outcome.said[0]), outcome
 
 
 def test_a_killed_rank_ends_the_others():

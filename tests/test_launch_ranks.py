@@ -33,6 +33,24 @@ def test_who_ends_too_early_is_named_though_the_others_fail_of_it():
     assert "has exited with status 3" in sentence
 
 
+def test_who_takes_fewer_steps_makes_the_other_fail():
+    status, _, errors = launch("-n", "2", PROGRAM, "one_step_fewer", "")
+    assert status == 1, errors
+    assert re.search(r"PeerError: worker:1 \(on .*\) has ended after", errors), errors
+    sentence = OURS.findall(errors)[-1]
+    assert sentence.startswith("minidist.launch: rank 0 on "), errors
+    assert "has exited with status 1" in sentence
+
+
+def test_who_ends_before_there_is_a_strategy_is_named():
+    status, _, errors = launch("-n", "2", PROGRAM, "exit_at_once", "3")
+    assert status == 3, errors
+    assert re.search(r"PeerError: worker:1 \(on .*\) has ended after", errors), errors
+    sentence = OURS.findall(errors)[-1]
+    assert sentence.startswith("minidist.launch: rank 1 on "), errors
+    assert "has exited with status 3" in sentence
+
+
 def test_a_killed_rank_leaves_no_shared_memory_behind():
     status, out, errors = launch("-n", "2", PROGRAM, "die", "")
     [sentence] = OURS.findall(errors)

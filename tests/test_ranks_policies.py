@@ -192,6 +192,31 @@ def independents(strategy, log):
     log.share(*[strategy.reduce("mean", variable) for variable in model.variables])
 
 
+def strategies_that_also_reduce(cluster):
+    """Relaxed sums and the strategy's own, both by MPI's collectives: each makes its communicator.
+
+    They do so in two threads at the same time, in an order of chance that must not matter.
+    """
+    for _ in range(6):
+        options = {"all_reduce_spec": "collective", "variable_consistency": "relaxed"}
+        with md.Strategy(
+            "cpu", "collective_all_reduce", cluster=cluster, deadline=20, overlap=False, **options
+        ) as strategy:
+            with strategy.scope():
+                w = md.Variable(np.zeros(1000), name="w")
+            opt = md.optim.SGD(1.0)
+
+            def body(opt=opt, w=w):
+                opt.minimize(lambda: ops.reduce_sum(w), [w])
+                return md.constant(float(cluster.task))
+
+            for _ in range(3):
+                each = strategy.run(body)
+                mean = strategy.reduce("mean", each)
+                assert float(mean) == (len(cluster.workers) - 1) / 2
+        assert np.unique(w.numpy()).tolist() == [-2]  # the sums of the last step are for a next one
+
+
 def name(workers):
     return "+".join(map(str, workers))
 
@@ -222,6 +247,7 @@ for site in ((2, 2, 2), (1, 1)):
         0,
         partial(compare, independents, site, "independent"),
     )
+CASES["strategies_that_also_reduce 1+1"] = (2, 0, strategies_that_also_reduce)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import ranks
@@ -15,6 +18,8 @@ import minidist as md
 from minidist import errors
 from minidist.cluster import alone
 from minidist.optim.loss_scale import LossScale
+from minidist.server.rows import Changed
+from minidist.variable_mgr.pushing import Outgoing
 
 RANKS = 5
 STARTS = [np.arange(12, dtype=np.float32).reshape(3, 4), np.float32([3, 4]), np.float32([7])]
@@ -199,6 +204,34 @@ def a_rule_that_changes_all_rows_sends_all(cluster):
         trainer.check([expected])
 
 
+def rows_are_never_torn(cluster):
+    """Asynchronous workers read rows that are always equal, however late they come to do so."""
+    start = np.zeros((20_000, 1), np.float32)
+    used = np.arange(6_700)  # just over a third: with its number a row has three times its bytes
+    options = {"cross_replica_sync": False}
+    over = threading.Event()
+
+    def be_busy():
+        while not over.is_set():
+            sum(range(500_000))  # one call, for which all other threads here wait
+            time.sleep(0.004)
+
+    busy = threading.Thread(target=be_busy)
+    opt = md.optim.SGD(1.0)
+    with Trainer(cluster, "parameter_server", [start], 1, **options) as trainer:
+        (table,) = trainer.variables
+        pairs = [(ones_in(table, used), table)]
+        if cluster.is_chief:
+            busy.start()
+        try:
+            for step in range(20 if cluster.is_chief else 150):
+                trainer.each(lambda *_: opt.apply_gradients(pairs))
+                read = np.unique(table.numpy()[used])
+                assert len(read) == 1, (step, read)
+        finally:
+            over.set()
+
+
 def ones_in(table, rows):
     """Return a gradient that is one in some rows."""
     ones = np.ones((len(rows), *table.shape[1:]), table.dtype)
@@ -262,6 +295,24 @@ def additions_of_asynchronous_workers_add_up(cluster):
         assert same_bits(trainer.variables[0].numpy(), np.array([1.0, 2.0]))
 
 
+def many_may_be_assigned_before_a_step(cluster):
+    """So many that what a ps answers of their versions is long."""
+    for policy in ("parameter_server", "distributed_replicated"):
+        with Trainer(cluster, policy, [np.zeros(5)], 1) as trainer:
+            with trainer.strategy.scope():
+                many = [
+                    md.Variable(0.0, name=f"many{i}", trainable=False, dtype="float64")
+                    for i in range(520)
+                ]
+            opt = md.optim.SGD(1.0)
+            for step in range(3):
+                for variable in many:
+                    variable.assign(float(step))
+                trainer.apply(opt, [[np.ones(5)]] * len(cluster.workers))
+            trainer.check([np.full(5, -3.0)])
+            assert {float(variable.numpy()) for variable in many} == {2.0}
+
+
 def variables_go_to_the_ps_with_the_fewest_bytes(cluster):
     starts = [np.zeros(100), np.zeros(10), np.zeros(10), np.zeros(79), np.zeros(1), np.zeros(1)]
     with Trainer(cluster, "parameter_server", starts, 1) as trainer:
@@ -284,6 +335,53 @@ def slots_are_on_the_ps_alone(cluster):
         pytest.raises(errors.UsageError, match=r"'v0/Momentum' is on ps:0"),
     ):
         opt.slot(trainer.variables[0], "momentum")
+
+
+# --- staged, whose last push is under way when its step is over -----------------------------------
+
+
+def staged_strategies_follow_each_other(cluster):
+    """All of the last step is there once the strategy is closed; the next one is not disturbed."""
+    send = Outgoing.send
+
+    def late(*args, **kwargs):
+        time.sleep(0.05)
+        return send(*args, **kwargs)
+
+    for number in range(3):
+        start = np.full(5, float(number))
+        opt = md.optim.SGD(1.0)
+        try:
+            with Trainer(cluster, "parameter_server+staged_vars", [start], 1) as trainer:
+                for step in range(3):
+                    if step == 2 and cluster.task == 1:
+                        Outgoing.send = late
+                    trainer.apply(opt, [[np.ones(5)]] * len(cluster.workers))
+        finally:
+            Outgoing.send = send
+        assert same_bits(trainer.variables[0].numpy(), start - 3), trainer.variables[0].numpy()
+
+
+def staged_optimizers_get_their_own_answers(cluster):
+    """Of two in each step; the first one's answer is of many rows and long."""
+    starts = [np.zeros((20_000, 1), np.float32), np.zeros(2000, np.float32)]
+    used = np.arange(6_700)
+    first, second = md.optim.SGD(1.0), md.optim.SGD(1.0)
+    with Trainer(cluster, "parameter_server+staged_vars", starts, 1) as trainer:
+        table, other = trainer.variables
+        rows = [(ones_in(table, used), table)]
+        ones = [(md.constant(np.ones(2000, np.float32)), other)]
+
+        def step(*_):
+            first.apply_gradients(rows)
+            second.apply_gradients(ones)
+
+        for _ in range(4):
+            trainer.each(step)
+    expected = np.zeros((20_000, 1), np.float32)
+    expected[used] = -4
+    assert same_bits(table.numpy(), expected), np.unique(table.numpy())
+    assert same_bits(other.numpy(), np.full(2000, np.float32(-4))), np.unique(other.numpy())
 
 
 # --- instruments ----------------------------------------------------------------------------------
@@ -455,11 +553,15 @@ ONE_OF_EACH = [
     (what_nobody_uses_is_left_alone, 3, 2),
     (rows_travel_alone, 2, 1),
     (a_rule_that_changes_all_rows_sends_all, 2, 1),
+    (rows_are_never_torn, 2, 1),
     (what_replicas_assign_is_on_the_ps_too, 2, 2),
     (additions_of_asynchronous_workers_add_up, 3, 1),
+    (many_may_be_assigned_before_a_step, 2, 1),
     (variables_go_to_the_ps_with_the_fewest_bytes, 2, 2),
     (slots_are_on_the_ps_alone, 1, 1),
     (predicted_bytes_are_measured, 2, 2),
+    (staged_strategies_follow_each_other, 2, 1),
+    (staged_optimizers_get_their_own_answers, 2, 1),
     (ages_are_those_of_the_policy, 2, 1),
     (other_variables_are_named, 2, 1),
     (other_policies_are_named, 2, 1),
@@ -518,6 +620,26 @@ def test_who_is_alone_needs_no_ps(policy, options):
         strategy.run(apply_own, opt, [w], gradients)
         assert same_bits(w.numpy(), np.array([-2.0, -4.0]))
         assert strategy.variable_mgr.servers is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 10, 15, 16, 19, 20, 24, 25, 29, 30])
+def test_rows_are_sent_where_they_are_shorter_than_the_table(dtype, width, count):
+    """Each goes with its number, which has 8 bytes."""
+    n = 30
+    table = md.Variable(np.zeros((n, width), dtype), name="table")
+    changed = Changed([0, 1], fresh=True)
+    changed.rows(table, np.arange(count))
+    row = width * np.dtype(dtype).itemsize
+    news = changed.news(table, 0)
+    if count * (8 + row) < n * row:
+        assert news.tolist() == list(range(count))
+    else:
+        assert news is None
+    if (width, dtype) == (1, "float32"):
+        assert (news is not None) == (count < n / 3)
+    assert changed.news(table, 0).tolist() == []  # it has been told
 
 
 def test_a_worker_does_not_serve():

@@ -288,7 +288,33 @@ def verbs(machines, cluster):
     peers.leave()
 
 
+def blocks(machines, cluster):
+    """Tensors of several blocks, where machines differ in their replicas, or in who has a say."""
+    peers, size = group(cluster, machines), 600_000
+    for counts, heard in (
+        ([2, 2, 1, 1], None),
+        ([1, 3, 1, 1], None),
+        ([2, 2, 2, 2], [1.0] * 5 + [0.0] * 3),
+        ([2, 2, 2, 2], [0.0] * 4 + [3.0] * 4),
+    ):
+        counts = counts[: len(machines)]
+        replicas, first = sum(counts), sum(counts[: cluster.task])
+        weights = heard and heard[:replicas]
+        whole = np.arange(size, dtype=np.float32) % 1000
+        says = weights or [1.0] * replicas
+        expected = whole * np.float32(sum((k + 1) * says[k] for k in range(replicas)))
+        for spec in ("auto", "copy/xring", "copy/rechd", "copy/pscpu", "copy/collective"):
+            n = counts[cluster.task]
+            one = comm.make(spec, md.devices(f"cpu*{n}"), peers=peers, counts=counts)
+            rows = [[whole * np.float32(k + 1)] for k in range(first, first + n)]
+            wanted = [np.zeros_like(whole)]
+            one.all_reduce(rows, [wanted], weights, threads=1)
+            assert same_bits(wanted[0], expected), (spec, counts, heard)
+    peers.leave()
+
+
 EVERY = {
+    "blocks": (blocks, ["abc", "aabb"]),
     "sums": (sums, ["aaa", "abc", "aabb"]),
     "in_place_and_mixed": (in_place_and_mixed, ["aa", "abc", "aab", "aabb"]),
     "moved_bytes": (moved_bytes, ["aa", "abc", "aabb"]),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Verbs. The first three are for a ps as a whole, the others for one strategy.
 LEAVE, ROOM, OPEN, CLOSE, CREATE, GROUP, PUSH, WRITE, ADD, SUBTRACT, PULL, DO = range(12)
 
-CALL, ANSWER = 5, 6  # tags of a channel; those of peers are others
+MORE, CALL, ANSWER = range(4, 7)  # tags of a channel; those of peers are others
 HEAD = struct.Struct("<IIQQQQd")
 FIRST = 4096  # bytes for which both sides have room from the start
 log = logging.getLogger("minidist")
@@ -222,7 +222,7 @@ class Caller:
     def rest(self, task: int, array: Array) -> Pending:
         """Receive what of an answer had no room in the array that was given for it."""
         line = self.cluster.lines[task]
-        return line.engine.receive(line.rank, self._tag, array)
+        return line.engine.receive(line.rank, self.channel * KINDS + MORE, array)
 
 
 class Call:
@@ -456,8 +456,10 @@ class Desk:
         The buffer stays as it is until all that is returned is done.
         """
         rank = self._cluster.workers[letter.worker]
-        tag, room = letter.head.strategy * KINDS + ANSWER, letter.head.room
+        channel, room = letter.head.strategy * KINDS, letter.head.room
         if len(letter.buffer) in self._rooms():
             self._free.append(letter.buffer)
-        parts = [buffer[:room], buffer[room:]] if len(buffer) > room else [buffer]
-        return [self._engine.send(rank, tag, part) for part in parts]
+        sent = [self._engine.send(rank, channel + ANSWER, buffer[:room])]
+        if len(buffer) > room:  # not to be taken for the answer to the worker's next call
+            sent.append(self._engine.send(rank, channel + MORE, buffer[room:]))
+        return sent

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from minidist.cluster.calls import Line
 from minidist.comm.mpi import Engine
@@ -38,7 +39,7 @@ class Cluster:
         self.number = number
         self._channels = itertools.count(1)
         self._parts = itertools.count(1)
-        self._groups: list[Peers] = []
+        self._groups: WeakSet[Peers] = WeakSet()  # those that somebody may still use
         self._lines: list[Line] | None = None
         self._left = False
 
@@ -86,7 +87,7 @@ class Cluster:
         names = [self.name(rank) for rank in ranks]
         how: dict[str, Any] = {} if patience is None else {"patience": patience}
         peers = Ranks(self.engine, channel, ranks, names, **how)
-        self._groups.append(peers)
+        self._groups.add(peers)
         return peers
 
     def part(self, workers: Sequence[int], servers: Sequence[int] = ()) -> Cluster:
@@ -104,7 +105,7 @@ class Cluster:
         if self._left:
             return
         self._left = True
-        for peers in self._groups:
+        for peers in list(self._groups):
             peers.leave()
         if self.engine is not None and self.number == 0:  # the whole job
             for rank in range(self.engine.size):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from minidist import observe
-from minidist.comm.carrier import Carrier, Round
+from minidist.comm.carrier import ROOM, Carrier, Round
 from minidist.comm.letters import Letters
 from minidist.comm.mpi import SPIN
 from minidist.comm.peers import Ranks
@@ -27,7 +27,6 @@ from minidist.kernels.rendezvous import SharedFence
 from minidist.traffic import Traffic
 
 LINE = 64  # bytes of a fence, and where what is written for a member begins
-ROOM = (1 << 20) + (1 << 14)  # bytes for another member: a MiB, and what rounding adds to it
 START = struct.Struct("<q")
 
 
@@ -37,7 +36,6 @@ class Boards(Carrier):
     def __init__(self, peers: Ranks, members: Sequence[int], boards: Sequence[Array]) -> None:
         self.members = tuple(members)
         self.me = self.members.index(peers.me)
-        self.room = ROOM
         self.area = ROOM * len(members)
         self.fields: list[Sequence[Array]] = []  # plots for rows, of each member; see fields.py
         self.peers = peers

@@ -22,6 +22,10 @@ from typing import Any
 from minidist.device import Array
 from minidist.traffic import Traffic
 
+# Bytes that a member can write for another one, or for all, in a round: a MiB, so that latency does
+# not show, and what rounding adds. The same for all carriers: groups of several work together.
+ROOM = (1 << 20) + (1 << 14)
+
 
 class Round(ABC):
     """One round, as seen by one member. Its arrays are flat and of one dtype."""
@@ -42,13 +46,11 @@ class Round(ABC):
 class Carrier(ABC):
     """A group of peers, and this one's place among them.
 
-    members: their numbers among the peers. me: the place of this one in `members`. room: how many
-    bytes a member can write for another one, or for all, in a round.
+    members: their numbers among the peers. me: the place of this one in `members`.
     """
 
     members: tuple[int, ...]
     me: int
-    room: int
 
     @abstractmethod
     def round(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.comm.between import Between, Flight, Share
-from minidist.comm.carrier import Carrier
+from minidist.comm.carrier import ROOM, Carrier
 from minidist.comm.cutting import Plan, cut, extent, lengths, runs_of, shares
 from minidist.comm.row import Row
 from minidist.comm.scratch import in_a_row
@@ -58,13 +58,17 @@ class Brought(NamedTuple):
 class Exchange:
     """All-reduce over the ranks that a carrier joins, and over machines.
 
-    carrier: None where this rank is alone on its machine. chunks: whether each tensor is cut in as
-    many chunks as there are machines that bring something.
+    carrier: None where this rank is alone on its machine. most: how many rows a rank of any machine
+    may bring; all machines must cut the same blocks, whoever has a say. chunks: whether each tensor
+    is cut in as many chunks as there are machines that bring something.
     """
 
-    def __init__(self, carrier: Carrier | None, between: Between, *, chunks: bool = False) -> None:
+    def __init__(
+        self, carrier: Carrier | None, between: Between, most: int, *, chunks: bool = False
+    ) -> None:
         self._carrier = carrier
         self._between = between
+        self._most = most
         self._chunks = chunks
         self._ranks = 1 if carrier is None else len(carrier.members)
         self._me = 0 if carrier is None else carrier.me
@@ -75,7 +79,7 @@ class Exchange:
         """Put the sum over all rows into the destinations."""
         sizes, dtype = lengths(brought.like), brought.like[0].dtype
         under: deque[tuple[_Turn, Flight | None]] = deque()
-        blocks = self._blocks(sizes, dtype, brought.counts, len(brought.saying))
+        blocks = self._blocks(sizes, dtype, len(brought.saying))
         for number, block in enumerate(blocks):
             turn = _Turn(self, block, brought, destinations)
             under.append((turn, turn.begin(number, sizes, scale, threads)))
@@ -93,7 +97,7 @@ class Exchange:
         traffic, carrier, me = Traffic(), self._carrier, self._me
         dtype = tensors[0].dtype
         sizes = tuple(tensor.size for tensor in tensors)
-        for number, block in enumerate(self._blocks(sizes, dtype, counts, machines)):
+        for number, block in enumerate(self._blocks(sizes, dtype, machines)):
             shares = [extent(pieces) for pieces in block.plan]
             if carrier is not None:
                 out = [share * counts[me] for share in shares]
@@ -107,20 +111,19 @@ class Exchange:
 
     def plan(self, like: Row) -> Plan:
         """Return the shares of all blocks, as one piece of work for each rank."""
-        counts = [1] * self._ranks
-        blocks = self._blocks(lengths(like), like[0].dtype, counts, 1)
+        blocks = self._blocks(lengths(like), like[0].dtype, 1)
         return [[p for block in blocks for p in block.plan[rank]] for rank in range(self._ranks)]
 
     def _blocks(
-        self, sizes: tuple[int, ...], dtype: np.dtype[Any], counts: Sequence[int], machines: int
+        self, sizes: tuple[int, ...], dtype: np.dtype[Any], machines: int
     ) -> Sequence[Block]:
         """Return the blocks for tensors of these sizes, of so many machines that bring any."""
-        room, most = self._between.room, max(counts)
+        room = self._between.room
         if self._carrier is not None:
-            room = self._carrier.room // max(most, 1)
+            room = ROOM // self._most
         share = room // dtype.itemsize - 2 * STEP
         if share < STEP:
-            raise UsageError(f"all_reduce: {most} replicas in a process are too many")
+            raise UsageError(f"all_reduce: {self._most} replicas in a process are too many")
         return _blocks(sizes, machines if self._chunks else 1, self._ranks, share)
 
 

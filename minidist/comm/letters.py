@@ -17,8 +17,6 @@ from minidist.comm.scratch import Scratch
 from minidist.device import Array, host
 from minidist.traffic import Traffic
 
-ROOM = 1 << 20  # bytes of a message: enough that its latency does not show
-
 
 class Letters(Carrier):
     """Members that send each other messages."""
@@ -26,7 +24,6 @@ class Letters(Carrier):
     def __init__(self, peers: Ranks, members: Sequence[int]) -> None:
         self.members = tuple(members)
         self.me = self.members.index(peers.me)
-        self.room = ROOM
         self.peers = peers
 
     @contextmanager

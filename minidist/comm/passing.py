@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm.carrier import Carrier
+from minidist.comm.carrier import ROOM, Carrier
 from minidist.comm.cutting import Piece, lengths, runs_of
 from minidist.comm.row import Row
 from minidist.device import Array
@@ -25,7 +25,7 @@ def broadcast(carrier: Carrier, root: int, rows: Sequence[Row]) -> None:
     """Copy the rows of one member into those of all the others, which are of the same kind."""
     flats = [as_bytes(row) for row in rows]
     for flat in flats:
-        for block in _blocks(flat, carrier.room):
+        for block in _blocks(flat, ROOM):
             size = len(block)
             out = size if carrier.me == root else 0
             into = [size if member == root else 0 for member in range(len(carrier.members))]
@@ -39,9 +39,7 @@ def broadcast(carrier: Carrier, root: int, rows: Sequence[Row]) -> None:
 
 def all_gather(carrier: Carrier, every: Sequence[Sequence[Row]]) -> None:
     """Fill the rows of all members but this one, which brings its own."""
-    ways = [
-        [block for row in rows for block in _blocks(as_bytes(row), carrier.room)] for rows in every
-    ]
+    ways = [[block for row in rows for block in _blocks(as_bytes(row), ROOM)] for rows in every]
     for turn in range(max(map(len, ways))):
         blocks = [way[turn] if turn < len(way) else _Block([], []) for way in ways]
         into = [len(block) for block in blocks]

@@ -79,7 +79,7 @@ class Tiered(Communicator):
         here = self._machines.here
         joined = carrier(peers, here) if len(here) > 1 else None
         turning = between == "xring" and self._machines.count > 1
-        self._exchange = Exchange(joined, self._between, chunks=turning)
+        self._exchange = Exchange(joined, self._between, max(counts), chunks=turning)
         self._fields = None
         if isinstance(joined, Boards) and len(here) == peers.count == self.replicas:
             self._fields = Fields(joined)

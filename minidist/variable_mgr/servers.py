@@ -181,7 +181,8 @@ class Servers:
             copies = [variable.copies[0] for variable in several]
             arrays = [copy.device.copy_out(copy.array) for copy in copies]
             text, what = self._text(several), f"set {_some(several)}"
-            calls.append(self.caller.call(task, WRITE, text, arrays, what=what))
+            versions = 8 * len(several) + 128
+            calls.append(self.caller.call(task, WRITE, text, arrays, what=what, room=versions))
             self.tell(task, sum(array.nbytes for array in arrays), out=True, what="values")
         return calls
 
