@@ -14,6 +14,7 @@ An error so appears once, whatever the number of ranks.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,12 +25,13 @@ from typing import Any, NamedTuple, TypeVar
 from minidist.bench.flags import Flags
 from minidist.cluster import Cluster, alone, connect, launched
 from minidist.comm.peers import Patience, Peers
-from minidist.errors import MinidistError, UsageError
+from minidist.errors import HangError, MinidistError, UsageError
 from minidist.patience import DEADLINE, REPORT_AFTER
 
 T = TypeVar("T")
 
 PROGRAM = "minidist.bench"
+SOON = 10.0  # seconds in which the others of one that has failed hear of it, and come to the end
 OWN = ("job_name", "task_index")  # flags in which ranks may differ
 
 
@@ -159,11 +161,14 @@ class Crew:
         """
         if own.status and not self._joined:
             self._find_others(own)
-        names = self._ending.names
+        names, silent = self._ending.names, False
+        if own.status and self._patience[1] < math.inf:  # workers in step: who is well comes soon
+            self._patience = math.inf, SOON
         try:
             told = self._ending.meet(f"end {PROGRAM}", json.dumps(own).encode())
             speaks = self.cluster.is_chief or (self._serves and own.remove == 0)
-        except MinidistError:  # some rank has ended in another way
+        except MinidistError as failure:  # some rank has ended in another way, or is silent
+            silent = isinstance(failure, HangError)
             told, names, speaks = [json.dumps(own).encode()], (self.cluster.me,), True
         ended = [(name, Ended(*json.loads(each))) for name, each in zip(names, told, strict=True)]
         failed = [(name, each) for name, each in ended if each.status]
@@ -173,6 +178,9 @@ class Crew:
         causes = [(name, each) for name, each in failed if each.remove == nearest]
         if speaks:
             _say(causes, len(ended))
+        if silent and self.cluster.engine is not None:  # it would not come to the end of MPI either
+            sys.stdout.flush()
+            self.cluster.engine.abort(causes[0][1].status)
         return causes[0][1].status
 
     def _find_others(self, own: Ended) -> None:
