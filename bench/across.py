@@ -203,7 +203,7 @@ def peer_lines(command: str, workload: str, steps: int, *more: str) -> list[dict
     if done.returncode == 2:
         return []
     done.check_returncode()
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def rank_side(model: str, steps: str) -> None:

@@ -24,6 +24,51 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("minidist")
 NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
+NOTHING = object()
 
 
 class Group:
@@ -56,6 +101,231 @@ class Group:
         self.index = {id(variable): i for i, variable in enumerate(self.variables)}
         self._rows: dict[int, list[Row]] = {}
         self._parts: dict[tuple[int, ...], Group] = {}
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        # What parts of a policy keep with it, so that it lives no longer than the variables do.
+        self.plan: Any = None  # of overlap: its buckets
+        self.filling: Any = None  # of overlap: the buckets that replicas fill now
+        self.turn = 0  # of relaxed: which rows the next sums go to
+        self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
         # What parts of a policy keep with it, so that it lives no longer than the variables do.
         self.plan: Any = None  # of overlap: its buckets
         self.filling: Any = None  # of overlap: the buckets that replicas fill now
