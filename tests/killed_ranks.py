@@ -13,14 +13,13 @@ import sys
 
 from killed_by_ranks import WRITE
 from killed_while_saving import kill_self_at_line
+from killing import STEPS
 from test_sharded_ranks import STRONG, Training
 
 import minidist as md
 from minidist import tensor_file
 from minidist.checkpoint import by_ranks, serving, shards
 from minidist.train_dir import folder as inside
-
-STEPS = 6
 
 
 def main(where, policy, devices, ps, who, line):

@@ -21,7 +21,7 @@ import minidist as md
 from minidist import tensor_file
 from minidist.errors import DataError
 
-PATH = Path(sys.argv[-1])  # of who runs this; others import its pieces
+PATH = Path(sys.argv[1])
 SIZE = 30_000
 v = md.Variable(np.zeros(SIZE, "float32"), name="v")
 

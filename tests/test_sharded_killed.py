@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from killed_ranks import STEPS
+from killing import STEPS
 from launching import launch
 from test_sharded_ranks import STRONG, Training
 
