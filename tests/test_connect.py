@@ -18,11 +18,13 @@ from minidist import threads
 from minidist.cluster import connecting
 from minidist.cluster.line import SPEAKERS, Line
 from minidist.cluster.pmi import Desk, Lines
-from minidist.comm import library
+from minidist.comm import implementation
 from minidist.errors import ClusterError, UsageError
 
 # Without an mpiexec only MPIs that speak PMI-1 find each other.
-pmi = pytest.mark.skipif(library.vendor()[0] not in SPEAKERS, reason="this MPI speaks no PMI-1")
+pmi = pytest.mark.skipif(
+    implementation.vendor()[0] not in SPEAKERS, reason="this MPI speaks no PMI-1"
+)
 
 PROGRAM = Path(__file__).with_name("connecting.py")
 LIMIT = 60

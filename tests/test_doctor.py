@@ -101,7 +101,7 @@ def test_no_mpi_is_told_with_the_cure(monkeypatch):
     def missing():
         raise ClusterError("MPI cannot be used here: pip install 'minidist[mpi]'")
 
-    monkeypatch.setattr(processes.library, "vendor", missing)
+    monkeypatch.setattr(processes.implementation, "vendor", missing)
     found = processes.find({})
     assert (found.facts["mpi"]["vendor"], found.problems) == (None, [])
     assert "minidist[mpi]" in as_text(merged([packages.find(), found, machine.find()]))
@@ -124,7 +124,7 @@ def test_an_mpiexec_of_another_mpi_is_a_problem(dialects, words, cure, monkeypat
     }
     monkeypatch.setattr(processes.mpiexec, "candidates", lambda: paths)
     monkeypatch.setattr(processes.mpiexec, "find", there.__getitem__)
-    monkeypatch.setattr(processes.library, "vendor", lambda: ("MPICH", "5.0"))
+    monkeypatch.setattr(processes.implementation, "vendor", lambda: ("MPICH", "5.0"))
     problems = processes.find({}).problems
     assert (len(problems) == 0) if words is None else words in problems[0].what
     assert cure is None or problems[0].cure.startswith(cure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -209,12 +208,20 @@ def rows_are_never_torn(cluster):
     start = np.zeros((20_000, 1), np.float32)
     used = np.arange(6_700)  # just over a third: with its number a row has three times its bytes
     options = {"cross_replica_sync": False}
-    over = threading.Event()
+    over, sent = threading.Event(), threading.Event()
+    send = Outgoing.send
 
-    def be_busy():
+    def told(*args, **kwargs):
+        try:
+            return send(*args, **kwargs)
+        finally:
+            sent.set()
+
+    def be_busy():  # whenever the chief has sent a push, so that it is late to take the answer
         while not over.is_set():
+            sent.wait()
+            sent.clear()
             sum(range(500_000))  # one call, for which all other threads here wait
-            time.sleep(0.004)
 
     busy = threading.Thread(target=be_busy)
     opt = md.optim.SGD(1.0)
@@ -222,6 +229,7 @@ def rows_are_never_torn(cluster):
         (table,) = trainer.variables
         pairs = [(ones_in(table, used), table)]
         if cluster.is_chief:
+            Outgoing.send = told
             busy.start()
         try:
             for step in range(20 if cluster.is_chief else 150):
@@ -229,7 +237,9 @@ def rows_are_never_torn(cluster):
                 read = np.unique(table.numpy()[used])
                 assert len(read) == 1, (step, read)
         finally:
+            Outgoing.send = send
             over.set()
+            sent.set()
 
 
 def ones_in(table, rows):
@@ -342,10 +352,11 @@ def slots_are_on_the_ps_alone(cluster):
 
 def staged_strategies_follow_each_other(cluster):
     """All of the last step is there once the strategy is closed; the next one is not disturbed."""
-    send = Outgoing.send
+    send, peers = Outgoing.send, cluster.peers()
+    word = np.zeros(1)
 
-    def late(*args, **kwargs):
-        time.sleep(0.05)
+    def late(*args, **kwargs):  # than worker 0 closes its strategy, which says so
+        peers.wait([(0, peers.receive(0, word))], "hear that worker:0 closes")
         return send(*args, **kwargs)
 
     for number in range(3):
@@ -357,6 +368,8 @@ def staged_strategies_follow_each_other(cluster):
                     if step == 2 and cluster.task == 1:
                         Outgoing.send = late
                     trainer.apply(opt, [[np.ones(5)]] * len(cluster.workers))
+                if cluster.is_chief and peers.count > 1:
+                    peers.send(1, word)
         finally:
             Outgoing.send = send
         assert same_bits(trainer.variables[0].numpy(), start - 3), trainer.variables[0].numpy()

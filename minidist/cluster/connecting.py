@@ -137,5 +137,5 @@ def _check_seen(engine: Engine, said: Environment) -> None:
         cure = "start it with the mpiexec of this MPI, which python -m minidist.doctor names"
     raise ClusterError(
         f"{winner.launcher} has started this process as rank {winner.rank} of {winner.size}, but "
-        f"MPI here ({engine.library}) sees rank {engine.rank} of {engine.size}; {cure}"
+        f"MPI here ({engine.implementation}) sees rank {engine.rank} of {engine.size}; {cure}"
     )

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm import library
+from minidist.comm import implementation
 from minidist.comm.window import Part
 from minidist.errors import ClosedError, ClusterError
 from minidist.kernels.rendezvous import Fence
@@ -107,7 +107,7 @@ class Engine:
         self.size = 1
         self.hosts: tuple[str, ...] = ()  # by rank: the name of its machine
         self.brought: tuple[bytes, ...] = (brought,)  # by rank: what it has brought
-        self.library = ""
+        self.implementation = ""
         self.memory: dict[int, np.ndarray[Any, Any]] = {}  # the window, by rank of this machine
         self.part: Part | None = None  # this rank's part of it; None: nobody shares memory
         self.notices: list[tuple[int, bytes]] = []  # all that were heard, with their ranks
@@ -260,7 +260,7 @@ class Engine:
         self._end()
 
     def _begin(self) -> None:
-        MPI = library.load()
+        MPI = implementation.load()
         if not MPI.Is_initialized():
             if self._prepare is not None:
                 self._prepare(MPI)
@@ -277,8 +277,8 @@ class Engine:
         everybody = self._world.allgather((MPI.Get_processor_name(), self.brought[0]))
         self.hosts = tuple(host for host, _ in everybody)
         self.brought = tuple(brought for _, brought in everybody)
-        library.take_names_off()  # by now all ranks have what they share
-        self.library = library.version()
+        implementation.take_names_off()  # by now all ranks have what they share
+        self.implementation = implementation.version()
         self._share_memory()
 
     def _share_memory(self) -> None:
@@ -391,7 +391,7 @@ class Engine:
             limit = math.inf if self._deserted is None else self._deserted + DESERTED_ENDS
             if time.monotonic() > limit or (self.failing and limit < math.inf):
                 return False
-            time.sleep(PAUSES[1])
+            self._posted.wait(self._taken + 1, PAUSES[1])
         for request in self._requests:
             request.Cancel()
             request.Wait()

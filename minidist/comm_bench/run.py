@@ -50,7 +50,7 @@ def _run(
         )
     found, elsewhere = ways(flags.all_reduce_spec, site, cluster, patience)
     combinations = list(_combinations(flags))
-    mpi = cluster.engine.library if cluster.engine else ""
+    mpi = cluster.engine.implementation if cluster.engine else ""
     about = (flags, _processes(site), elsewhere, mpi)
     say = print if cluster.is_chief else _nothing
     say("\n".join(table.header(*about)), flush=True)

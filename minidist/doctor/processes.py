@@ -9,7 +9,7 @@ from typing import Any
 
 from minidist import threads
 from minidist.cluster import connect, launched
-from minidist.comm import library
+from minidist.comm import implementation
 from minidist.doctor import packages
 from minidist.doctor.findings import Findings
 from minidist.errors import ClusterError, MinidistError
@@ -42,8 +42,8 @@ def find(told: dict[str, Any]) -> Findings:
 def _mpi(found: Findings) -> dict[str, Any]:
     facts: dict[str, Any] = {"mpi4py": packages.version("mpi4py"), "library": None, "vendor": None}
     try:
-        vendor, number = library.vendor()
-        facts |= {"library": library.version(), "vendor": f"{vendor} {number}"}
+        vendor, number = implementation.vendor()
+        facts |= {"library": implementation.version(), "vendor": f"{vendor} {number}"}
     except ClusterError as error:
         vendor = ""
         facts["why_not"] = str(error)

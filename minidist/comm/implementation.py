@@ -1,4 +1,4 @@
-"""The MPI library: loaded, but not started. The only module that imports mpi4py."""
+"""The MPI that there is: loaded, but not started. The only module that imports mpi4py."""
 
 from __future__ import annotations
 
