@@ -110,7 +110,8 @@ def fork(argument):
     child = os.fork()
     if child == 0:
         sys.exit(5)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(1, f"{status}\n".encode())  # at once, whatever the other rank prints
     tell(cluster)
 
 

@@ -39,6 +39,7 @@ RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")  # as l
 LIMIT = 90  # seconds, if a test does not say
 UNFINISHED = "it did not come to the end of this case"
 PRINTED = 5000  # characters that are shown of what a rank has printed: the last ones
+SAYING = 3  # seconds that ranks have at their limit to say where they are, before they end
 LATER = 10  # seconds more that mpiexec has to end what does not end itself
 
 
@@ -188,7 +189,9 @@ def _begin(folder, limit, program, *args):
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(float(limit), exit=True)
+    faulthandler.dump_traceback_later(float(limit))
+    # The end comes later: that of the first rank is the others' too, and each shall say where it is.
+    signal.setitimer(signal.ITIMER_REAL, float(limit) + SAYING)
     os.environ["MINIDIST_TEST_NOTES"] = str(Path(folder, f"{rank}.json"))
     sys.argv[:] = [program, *args]
     sys.path[0] = str(Path(program).resolve().parent)

@@ -174,6 +174,7 @@ def test_a_forked_child_is_no_rank():
     )
     assert done.returncode == 0, done
     lines = done.stdout.split("\n")
+    assert "Traceback" not in done.stderr, done
     assert lines.count("5") == 2 and done.stdout.count('"me": "worker:') == 2
 
 

@@ -16,7 +16,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -129,12 +128,13 @@ class Line:
         self.send(message(Head(LEAVE, 0, 0), b""))
 
 
-@dataclass(slots=True)
-class Answer:
-    """What a ps has answered: a text and arrays."""
+class Received:
+    """A message that has arrived: a text and arrays."""
 
-    head: Head
-    buffer: Array
+    __slots__ = ("buffer", "head")
+
+    def __init__(self, head: Head, buffer: Array) -> None:
+        self.head, self.buffer = head, buffer
 
     @property
     def text(self) -> bytes:
@@ -148,6 +148,12 @@ class Answer:
     def arrays(self, kinds: Sequence[Kind]) -> list[Array]:
         """Return the arrays, of these kinds, as they lie in the buffer."""
         return places(self.buffer, self.head.start, kinds)
+
+
+class Answer(Received):
+    """What a ps has answered."""
+
+    __slots__ = ()
 
 
 class Caller:
@@ -315,27 +321,14 @@ class Call:
 # --- the side of the ps -------------------------------------------------------------------------
 
 
-class Letter:
-    """A call that has arrived from a worker."""
+class Letter(Received):
+    """A call that has arrived from a worker. Its arrays may be written to until the answer."""
 
-    __slots__ = ("_desk", "buffer", "head", "since", "worker")
+    __slots__ = ("_desk", "since", "worker")
 
     def __init__(self, desk: Desk, worker: int, head: Head, buffer: Array, since: float) -> None:
-        self._desk = desk
-        self.worker, self.head, self.buffer, self.since = worker, head, buffer, since
-
-    @property
-    def text(self) -> bytes:
-        return text_of(self.buffer, self.head)
-
-    @property
-    def said(self) -> Any:
-        """What the text says in JSON."""
-        return json.loads(self.text)
-
-    def arrays(self, kinds: Sequence[Kind]) -> list[Array]:
-        """Return the arrays, of these kinds; they may be written to until the answer."""
-        return places(self.buffer, self.head.start, kinds)
+        super().__init__(head, buffer)
+        self._desk, self.worker, self.since = desk, worker, since
 
     def answer(self, text: bytes = b"", arrays: Sequence[Array] = ()) -> None:
         """Answer it. Nothing of the letter is used any more."""

@@ -102,7 +102,7 @@ class Cluster:
         A ps serves until all workers have said so. A process says it when it ends; of a part of a
         cluster that ends before, its workers must.
         """
-        if self._left:
+        if self._left or (self.engine is not None and not self.engine.runs):
             return
         self._left = True
         for peers in list(self._groups):

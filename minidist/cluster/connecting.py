@@ -91,6 +91,11 @@ def _refuse(failure: MinidistError) -> None:
 
 def _connect(told: Told, said: Environment) -> Cluster:
     where = place(said, told, os.environ)
+    if where is None and said.winner is None and told.job_name is not None:
+        raise UsageError(
+            f"job_name={told.job_name} is said of one process of several, but no launcher has "
+            "started it; give worker_hosts and task_index too, or start it with mpiexec"
+        )
     if where is None and said.winner is None and find_spec("mpi4py") is None:
         assign([told], ["this machine"])
         return alone()

@@ -65,7 +65,9 @@ def _of_torchrun(variables: Variables) -> tuple[str, int]:
             "RANK and WORLD_SIZE are set, but not MASTER_ADDR, the machine of rank 0, where the "
             "processes find each other; set it, or start them with mpiexec or torchrun"
         )
-    return host, _port(variables, int(port) + 1 if port.isdecimal() else PORTS[0])
+    if port and not port.isdecimal():
+        raise ClusterError(f"MASTER_PORT={port!r} is no port; give a number, or leave it out")
+    return host, _port(variables, int(port) + 1 if port else PORTS[0])
 
 
 def _of_step(variables: Variables) -> tuple[str, int]:

@@ -179,13 +179,13 @@ class Engine:
 
     def abort(self, status: int) -> None:
         """End the processes of all ranks, now. Does not return."""
-        if self._thread.is_alive():
+        if self.runs:
             self.call(lambda mpi, world: world.Abort(status)).fence.wait(1, ABORT)
         os._exit(status)
 
     def desert(self) -> None:
         """Tell all ranks that this one will not come to the end of MPI."""
-        if not self._closing and self._thread.is_alive():
+        if not self._closing and self.runs:
             told = [self.notify(to, DESERTED) for to in range(self.size) if to != self.rank]
             for pending in told:
                 pending.fence.wait(1, TICK)
@@ -196,10 +196,15 @@ class Engine:
         A process that has begun MPI ends only together with the others; until then it sleeps. Where
         another has deserted, it ends without MPI's end: at once if it is `failing` too.
         """
-        if not self._closing and self._thread.is_alive():  # it is not in a child that was forked
+        if not self._closing and self.runs:
             self._closing = True
             self._post(lambda: None)
             self._thread.join()
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is the thread that talks to MPI: not in a child that was forked."""
+        return self._thread.is_alive()
 
     def has_ended(self) -> bool:
         """Return whether MPI has come to its end in this process."""
@@ -208,7 +213,7 @@ class Engine:
     # --- the thread
 
     def _post(self, do: Callable[[], None]) -> None:
-        if not self._thread.is_alive():
+        if not self.runs:
             raise ClosedError("MPI has ended in this process; no message can be sent any more")
         self._posts.append(do)
         self._posted.advance()

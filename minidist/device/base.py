@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidist import observe
 from minidist.device.lease import Lease, Pool
 from minidist.dtypes import as_dtype
 from minidist.errors import HangError, UsageError
@@ -113,9 +114,14 @@ class Device(ABC):
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
         """Return an uninitialised, C-contiguous array whose first byte is 64-byte aligned."""
 
-    @abstractmethod
     def copy_in(self, array: Any) -> Array:
         """Return a copy on this device of an array in the host's memory."""
+        array = np.asarray(array)
+        destination = self.allocate(array.shape, array.dtype)
+        self.copy(destination, array)
+        if observe.counting:
+            observe.moved("host", self.short, array.nbytes, "values")
+        return destination
 
     @abstractmethod
     def copy_out(self, array: Array) -> np.ndarray[Any, Any]:

@@ -57,14 +57,6 @@ class CpuDevice(Device):
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes].view(dtype).reshape(shape)
 
-    def copy_in(self, array: Any) -> Array:
-        array = np.asarray(array)
-        destination = self.allocate(array.shape, array.dtype)
-        np.copyto(destination, array)
-        if observe.counting:
-            observe.moved("host", self.short, array.nbytes, "values")
-        return destination
-
     def copy_out(self, array: Array) -> np.ndarray[Any, Any]:
         if observe.counting:
             observe.moved(self.short, "host", array.nbytes, "values")

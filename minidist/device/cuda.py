@@ -119,14 +119,6 @@ class CudaDevice(Device):
 
     # --- copies
 
-    def copy_in(self, array: Any) -> Array:
-        array = np.asarray(array)
-        destination = self.allocate(array.shape, array.dtype)
-        self.copy(destination, array)
-        if observe.counting:
-            observe.moved("host", self.short, array.nbytes, "values")
-        return destination
-
     def copy_out(self, array: Array) -> np.ndarray[Any, Any]:
         if observe.counting:
             observe.moved(self.short, "host", array.nbytes, "values")

@@ -14,6 +14,7 @@ import cupy
 import numpy as np
 
 from minidist.device.base import Array
+from minidist.device.columns import blocks
 from minidist.device.cuda_blas import multiply
 from minidist.device.cuda_machine import CudaMachine
 from minidist.device.ops import Shape, Window
@@ -27,7 +28,7 @@ def convolve(machine: CudaMachine, x: Array, w: Array, window: Window) -> Array:
     """[n, h, w, c] and [kh, kw, c, k] -> [n, oh, ow, k]."""
     y = cupy.ndarray((len(x), *window.output, w.shape[3]), x.dtype)
     matrix = w.reshape(-1, w.shape[3])
-    if _is_pointwise(window):
+    if window.is_pointwise:
         multiply(machine.blas, x.reshape(-1, matrix.shape[0]), matrix, y.reshape(-1, y.shape[3]))
         return y
     for part, columns, rows in _blocks(x.shape, x.dtype, window):
@@ -42,7 +43,7 @@ def convolve_input(
     """Gradient of the image: each column adds to the window that it came from."""
     dx = cupy.ndarray(x_shape, dy.dtype)
     matrix = w.reshape(-1, w.shape[3])
-    if _is_pointwise(window):
+    if window.is_pointwise:
         flat = dx.reshape(-1, matrix.shape[0])
         multiply(machine.blas, dy.reshape(-1, w.shape[3]), matrix, flat, transpose_b=True)
         return dx
@@ -60,7 +61,7 @@ def convolve_filter(
     """Gradient of the filter, in the type that is computed with, added up block by block."""
     dw = cupy.ndarray((prod(w_shape[:3]), w_shape[3]), wide(x.dtype.name))
     dw.fill(0)
-    if _is_pointwise(window):
+    if window.is_pointwise:
         pixels = x.reshape(-1, w_shape[2])
         multiply(machine.blas, pixels, dy.reshape(-1, w_shape[3]), dw, transpose_a=True)
         return dw.reshape(w_shape)
@@ -71,20 +72,9 @@ def convolve_filter(
     return dw.reshape(w_shape)
 
 
-def _is_pointwise(window: Window) -> bool:
-    return window.position == (1, 1, 1, 1, 0, 0) and window.after == (0, 0)
-
-
 def _blocks(
     x_shape: Shape, dtype: np.dtype[Any], window: Window
 ) -> Iterator[tuple[slice, Array, Array]]:
-    """Yield (images, columns, the same memory as a matrix); the memory is used again each time."""
-    images, channels = x_shape[0], x_shape[3]
-    row = prod(window.size) * channels
-    each = max(prod(window.output) * row * dtype.itemsize, 1)
-    step = max(min(_BLOCK_BYTES // each, images), 1)
-    memory = cupy.ndarray((step, *window.output, row), dtype)
-    for first in range(0, images, step):
-        part = slice(first, min(first + step, images))
-        columns = memory[: part.stop - first]
-        yield part, columns, columns.reshape(prod(columns.shape[:3]), row)
+    return blocks(
+        x_shape, window, dtype.itemsize, _BLOCK_BYTES, lambda shape: cupy.ndarray(shape, dtype)
+    )

@@ -58,6 +58,11 @@ class Window(NamedTuple):
         """Size, strides and padding before, as kernels take them."""
         return (*self.size, *self.strides, *self.before)
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each is one pixel, one after the other: the image is its own columns."""
+        return self.position == (1, 1, 1, 1, 0, 0) and self.after == (0, 0)
+
 
 class Ops(ABC):
     """What a device computes. See the module's first lines for what holds of all verbs."""
