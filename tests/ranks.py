@@ -190,7 +190,7 @@ def _begin(folder, limit, program, *args):
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(limit))
-    # The end comes later: that of the first rank is the others' too, and each shall say where it is.
+    # The end comes later: the first rank's is that of all, and each shall say where it is.
     signal.setitimer(signal.ITIMER_REAL, float(limit) + SAYING)
     os.environ["MINIDIST_TEST_NOTES"] = str(Path(folder, f"{rank}.json"))
     sys.argv[:] = [program, *args]
