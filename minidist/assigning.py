@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist import context, tape
-from minidist.comm.sharing import share
+from minidist.comm.sharing import of_first
 from minidist.creation import VariableAggregation
 from minidist.device import Device
 from minidist.dtypes import as_array, kind
@@ -20,7 +20,6 @@ from minidist.tensor import Tensor, to_device
 from minidist.values import DistributedValues, Mirrored, local_results
 
 if TYPE_CHECKING:
-    from minidist.comm.peers import Peers
     from minidist.variable import Copy, Variable
 
 Change = Callable[["Copy", Any], Tensor]  # what a copy becomes when it is given a value
@@ -139,7 +138,8 @@ def _aggregate(strategy: Any, variable: Any, change: Any, value: Any) -> None:
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
         value = local_results(value)[0]
         if several:
-            value = _of_first(strategy.site.peers, variable, value)
+            what = f"assign the first replica's value to {variable.name!r}"
+            value = of_first(strategy.site.peers, what, value)
     elif isinstance(value, DistributedValues) or several:
         what = f"assigned to {variable.name!r}"
         (value,) = strategy._reduce_pairs(how.value, [(value, variable)], what)
@@ -151,14 +151,6 @@ def _aggregate(strategy: Any, variable: Any, change: Any, value: Any) -> None:
             "ONLY_FIRST_REPLICA"
         )
     variable.reader.change(variable.copies, change, value)
-
-
-def _of_first(peers: Peers, variable: Variable, value: Any) -> Any:
-    """Return what the first worker's first replica assigns."""
-    what = f"assign the first replica's value to {variable.name!r}"
-    brought = [np.asarray(value)] if peers.me == 0 else []
-    _, every = share(peers, what, brought)
-    return every[0][0]
 
 
 def _name(given: Any) -> str:

@@ -20,27 +20,12 @@ import numpy as np
 
 from minidist import tensor_file
 from minidist.creation import VariableAggregation, VariableSynchronization
-from minidist.dtypes import kind
+from minidist.dtypes import HostArray, kind
 from minidist.errors import UsageError
 from minidist.optim import Optimizer
 from minidist.tensor import Tensor
-from minidist.tensor_file import HostArray
 from minidist.variable import Copy, Variable
 from minidist.variable_mgr.held import Held, Kept
-
-
-def state_dict(variables: Any, optimizer: Optimizer | None = None) -> dict[str, HostArray]:
-    """Return copies of all arrays of the state in the host's memory, by name.
-
-    variables: see `variables_of`. Call it in cross-replica context, on all workers together. What
-    only other workers have is not among it. Raises UsageError (a ValueError) where two have the
-    same name.
-    """
-    everything = variables_of(variables)
-    everything += slots_of(everything, optimizer)
-    arrays = taken_out(by_key(everything, copies_of(everything)))
-    kept = held_of(everything)
-    return arrays | {key: each.array for key, each in kept.items() if each.array is not None}
 
 
 def taken_out(

@@ -106,8 +106,6 @@ class Strategy:
             self.site = self._find_site(variable_update, options, cluster)
             self.variable_mgr = make(variable_update, self.site, options)
         self._communicator = options.communicator(self.site)
-        self.first_replica = self.site.first
-        self._num_replicas = self.site.replicas
         self.concurrent = concurrent
         self.step = 0  # runs so far; keys the random numbers of the next one
         self.failed_runs = 0
@@ -144,7 +142,12 @@ class Strategy:
     @property
     def num_replicas(self) -> int:
         """How many replicas there are in sync: those of all machines, where they are."""
-        return self._num_replicas
+        return self.site.replicas
+
+    @property
+    def first_replica(self) -> int:
+        """The number, among them, of this process's first one."""
+        return self.site.first
 
     def scope(self) -> context.entered:
         """Return a with statement's way into this strategy's cross-replica context.

@@ -28,9 +28,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from minidist.dtypes import HostArray
 from minidist.errors import DataError, MinidistError
-
-HostArray = np.ndarray[Any, Any]
 
 LENGTH = 8  # bytes that say how long the header is
 HEADER_LIMIT = 100_000_000  # bytes; no reader of this format takes a longer header

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from states import state_dict
 from thread_ranks import as_ranks
 
 import minidist as md
 from minidist import context
 from minidist.checkpoint import Keys, opened
-from minidist.state import state_dict
 
 SHAPES = {"big": (7, 5), "flat": (12,), "one": (), "two": (2,)}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from states import state_dict
 
 import minidist as md
 from minidist import context
 from minidist.checkpoint import Keys
 from minidist.errors import ContextError, DataError, UsageError
-from minidist.state import state_dict
 
 OPTIMIZERS = {
     "sgd": lambda: md.optim.SGD(0.05),

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 from policies import replica_id
+from states import state_dict
 
 import minidist as md
 from minidist import context
-from minidist.state import state_dict
 from minidist.tensor import Tensor
 
 # Three float32 numbers whose sum depends on the order: (A + B) + C is 1, C first gives 0.

@@ -12,8 +12,10 @@ from policies import optimizer, same_bits
 
 import minidist as md
 from minidist import ops
+from minidist.device import host
 from minidist.errors import MinidistError
 from minidist.variable_mgr.agreement import find
+from minidist.variable_mgr.errand import Errand
 from minidist.variable_mgr.overlap import FIRST_BUCKET, Plan
 
 POLICIES = {
@@ -261,6 +263,14 @@ def test_a_failing_sum_reaches_the_caller(policy, overlap):
         assert failures == ["planted"]
         del strategy.variable_mgr.combine.sums.sum_into
         strategy.run(body)
+
+
+def test_whoever_waits_for_a_failed_errand_hears_of_it_every_time():
+    errand = Errand(host().stream("communication"))
+    errand.add(lambda: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            errand.wait()
 
 
 def test_counts_in_some_replicas_only_are_refused_in_buckets_too():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ import minidist as md
 from minidist import comm, nn
 from minidist.device import host
 from minidist.errors import ContextError, UsageError
+from minidist.variable import AggregatingVariable, Variable
 from minidist.variable_mgr import VariableMgr
 from minidist.variable_mgr.apply import OnceApplies
 from minidist.variable_mgr.combine import MeanAtVariable
-from minidist.variable_mgr.place import RoundRobin
 from minidist.variable_mgr.read import ReadFetched
 from minidist.variable_mgr.start import FromFirst
 
@@ -62,6 +63,17 @@ def test_208_the_option_says_whether_variables_are_on_the_host_or_the_devices(n)
     with make(n, "parameter_server_device") as strategy, strategy.scope():
         variables = [md.Variable(np.zeros(2)) for _ in range(n)]
         assert [v.copies[0].device for v in variables] == list(strategy.devices)
+
+
+class RoundRobin:
+    """One copy, on each of some devices in turn, in the order in which variables are created."""
+
+    def __init__(self, servers, replicas):
+        self.kind = AggregatingVariable if len(replicas) > 1 else Variable
+        self._turns = cycle(servers)
+
+    def devices(self, nbytes, beside=None):
+        return (beside or next(self._turns),)
 
 
 def servers(compute, parameter):

@@ -238,7 +238,9 @@ def test_143_empty_destinations(strategies, nothing):
 
 
 @pytest.mark.parametrize(
-    "unusable", [3, object(), {"a": "cpu:0"}, "tpu:0", md.PerReplica(None, [1, 2])], ids=str
+    "unusable",
+    [3, object(), {"a": "cpu:0"}, "tpu:0", "worker:1/cpu:0", md.PerReplica(None, [1, 2])],
+    ids=str,
 )
 def test_143_unusable_destinations(strategies, unusable):
     strategy = strategies(2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -140,6 +142,40 @@ def two_optimizers_keep_what_is_theirs(cluster):
                     other.weights = [[*w[:at], shared, *w[at + 1 :]] for w in other.weights]
         trainer.check([*like["adam"].weights[0], like["momentum"].weights[0][1]])
         assert (first.iterations, second.iterations) == (3, 3)
+
+
+def a_new_optimizer_has_nothing_of_one_before_it(cluster):
+    """Also where one was forgotten in between."""
+    ones = [[np.ones(2)] for _ in cluster.workers]
+    alone = {"cross_replica_sync": False}
+    with Trainer(cluster, "parameter_server", [np.zeros(2)], 1, **alone) as trainer:
+        forgotten, before = (md.optim.Momentum(1.0, momentum=0.5) for _ in range(2))
+        trainer.apply(forgotten, ones)
+        trainer.apply(before, ones)
+        trainer.check([np.full(2, -2.0)])
+        forgotten = weakref.ref(forgotten)
+        gc.collect()
+        assert forgotten() is None
+        new = md.optim.Momentum(1.0, momentum=0.5)
+        trainer.apply(new, ones)
+        trainer.check([np.full(2, -3.0)])  # -3.5 with the momentum of the one before
+        assert (before.iterations, new.iterations) == (1, 1)
+
+
+def messages_go_with_their_variables(cluster):
+    for policy in SYNCHRONOUS:
+        opt = md.optim.SGD(1.0)
+        with Trainer(cluster, policy, STARTS, 1) as trainer:
+            trainer.apply(opt, given(cluster, 0))
+            (group,) = opt.groups.values()
+            messages = weakref.ref(group.outgoing)
+            del group, opt
+            trainer.variables = None
+            with trainer.strategy.scope():
+                other = md.Variable(np.zeros(2), name="other")
+            trainer.strategy.run(apply_own, md.optim.SGD(1.0), [other], [[np.ones(2)]] * 2)
+            gc.collect()
+            assert messages() is None, policy
 
 
 # --- what is used, and how ------------------------------------------------------------------------
@@ -563,6 +599,8 @@ ONE_OF_EACH = [
     (nothing_is_applied_that_is_not_finite, 2, 2),
     (numbers_may_change_from_step_to_step, 2, 1),
     (two_optimizers_keep_what_is_theirs, 2, 2),
+    (a_new_optimizer_has_nothing_of_one_before_it, 1, 1),
+    (messages_go_with_their_variables, 2, 2),
     (what_nobody_uses_is_left_alone, 3, 2),
     (rows_travel_alone, 2, 1),
     (a_rule_that_changes_all_rows_sends_all, 2, 1),

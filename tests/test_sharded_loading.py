@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from sharding import SHAPES, Training, default, generation, names, save, shards_of
+from states import state_dict
 from thread_ranks import as_ranks
 
 import minidist as md
@@ -20,7 +21,6 @@ from minidist.checkpoint import Keys, opened, shards
 from minidist.errors import (
     DataError,
 )
-from minidist.state import state_dict
 
 
 @pytest.fixture

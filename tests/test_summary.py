@@ -210,6 +210,36 @@ def test_a_histogram_says_what_pythons_statistics_say(values, others):
     assert len(histogram.edges) == len(histogram.counts) + 1
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.0, 5e-324],
+        [5e-324, 5e-323],
+        [1.0, 1.0 + 2**-52],
+        [-1.0, -1.0 - 2**-52, -1.0 - 2**-51],
+        [1e17],
+        [1e150, 1e150],
+        [1e150, -1e150, 0.0],
+        [3e38, -3e38],
+    ],
+)
+def test_a_histogram_of_numbers_that_are_neighbours_or_huge(values):
+    for scale in (1.0, 1e150):  # which is too much for squares
+        with np.errstate(over="ignore"):
+            histogram = md.summary.Histogram.of(np.array(values) * scale)
+        assert sum(histogram.counts) == len(values)
+        edges = histogram.edges
+        assert len(edges) == len(histogram.counts) + 1
+        assert list(edges) == sorted(edges)
+        assert edges[0] <= min(values) * scale <= max(values) * scale <= edges[-1]
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
+def test_every_number_is_in_a_bucket(values):
+    with np.errstate(over="ignore"):
+        assert sum(md.summary.Histogram.of(np.array(values)).counts) == len(values)
+
+
 def test_histograms_of_a_variable_in_lines_and_tables(tmp_path):
     names = ["count", "nonfinite", "min", "5%", "25%", "50%", "75%", "95%", "max", "mean"]
     expected = [3, 0, 1.0, 1.1, 1.5, 2.0, 3.0, 3.8, 4.0, 7 / 3]

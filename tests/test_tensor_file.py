@@ -17,11 +17,11 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from states import state_dict
 
 import minidist as md
 from minidist import tensor_file
 from minidist.errors import DataError
-from minidist.state import state_dict
 
 ARRAYS = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.array(7, "i8")}
 

@@ -111,6 +111,13 @@ def test_a_plot_that_is_still_read_is_not_taken_again():
     assert part.take(64) == 0
 
 
+def test_the_fence_of_a_new_plot_is_at_its_start():
+    memory = np.full(192, 7, np.uint8)
+    assert Part(memory).take(100) == 0
+    assert SharedFence(memory[:64]).value == 0
+    assert (memory[64:] == 7).all()
+
+
 # --- machines -----------------------------------------------------------------------------------
 
 
@@ -132,7 +139,7 @@ def test_machines_and_lanes(hosts, ranks):
         machines = Machines.of(hosts, me)
         assert [list(each) for each in machines.ranks] == ranks
         assert me in machines.here
-        assert machines.lane[machines.mine] == me
+        assert machines.lane[machines.ranks.index(machines.here)] == me
         place = list(machines.here).index(me)
         assert list(machines.lane) == [each[place] for each in ranks]
     assert Machines.of(hosts, 0, apart=True).count == len(hosts)

@@ -93,7 +93,6 @@ def as_ranks(work, count, devices="cpu", policy="replicated", hosts=None):
                     strategy.site, cluster=cluster, peers=peers, files=peers, counts=counts
                 )
                 strategy.variable_mgr.site = strategy.site
-                strategy.first_replica = strategy.site.first
                 results[rank] = work(strategy, rank)
         except BaseException as failure:
             results[rank] = failure

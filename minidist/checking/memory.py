@@ -20,8 +20,7 @@ import numpy as np
 from minidist.checking.clocks import Clock
 from minidist.checking.places import Access
 from minidist.device.cpu import Tied
-
-HostArray = np.ndarray[Any, Any]
+from minidist.dtypes import HostArray
 
 
 class Cell:

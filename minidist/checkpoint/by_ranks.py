@@ -26,10 +26,12 @@ from minidist.checkpoint.opened import ShardedFile
 from minidist.checkpoint.together import Together
 from minidist.checkpoint.training import State
 from minidist.comm.sharing import agree
+from minidist.dtypes import HostArray
 from minidist.errors import DataError
 from minidist.optim import Optimizer
 from minidist.state import server_of, taken_out
-from minidist.tensor_file import PARTIAL, HostArray, TensorFile, replacing
+from minidist.tensor_file import PARTIAL, TensorFile, replacing
+from minidist.traffic import Outline
 from minidist.variable import Variable
 
 
@@ -113,14 +115,14 @@ class SaveByRanks:
         sizes = {key: array.nbytes for key, array in self._state.held.items()}
         for key, (part, *_) in self._state.named.items():
             if server_of(part.variable) is None:
-                sizes[key] = _nbytes(part.variable)
+                sizes[key] = Outline.of(part.variable).nbytes
         return sizes
 
     def _nbytes(self) -> int:
         """Return how much is written in all, about."""
         slots = 0 if self._optimizer is None else len(self._optimizer.slots)
         of_servers = [
-            _nbytes(part.variable) * (1 + slots)
+            Outline.of(part.variable).nbytes * (1 + slots)
             for part, *_ in self._state.named.values()
             if server_of(part.variable) is not None
         ]
@@ -243,7 +245,3 @@ class SaveByRanks:
             if f"-{self._save}-" in path.name:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
-
-
-def _nbytes(variable: Variable) -> int:
-    return variable.size * variable.dtype.itemsize

@@ -15,6 +15,7 @@ from minidist.checkpoint.fitting import Keys, check, differences
 from minidist.checkpoint.opened import Opened, is_there, opened
 from minidist.checkpoint.together import Together
 from minidist.checkpoint.training import check_optimizer, restore_counts, strategy_of
+from minidist.dtypes import HostArray
 from minidist.errors import DataError
 from minidist.optim import Optimizer
 from minidist.state import (
@@ -26,7 +27,7 @@ from minidist.state import (
     slots_of,
     variables_of,
 )
-from minidist.tensor_file import HostArray, target
+from minidist.tensor_file import target
 from minidist.variable import Variable
 from minidist.variable_mgr.held import Held, Kept
 

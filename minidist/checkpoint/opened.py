@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 
 from minidist.checkpoint.shards import OURS, SHARD, digest, index_of, shards_beside
+from minidist.dtypes import HostArray
 from minidist.errors import DataError
-from minidist.tensor_file import (
-    HEADER_LIMIT,
-    Entry,
-    HostArray,
-    TensorFile,
-    open_to_read,
-    parse_json,
-)
+from minidist.tensor_file import HEADER_LIMIT, Entry, TensorFile, open_to_read, parse_json
 
 
 class ShardedFile:
@@ -35,11 +29,11 @@ class ShardedFile:
         self.metadata: dict[str, str] = {}
         self.checksum: str | None = None
         self.entries: dict[str, Entry] = {}
-        self._shards: dict[str, TensorFile] = {}
+        self._shards: list[TensorFile] = []
         weight_map, checksums = self._opened(parse_json(self._text(), self.error))
         try:
             for name in sorted(set(weight_map.values())):
-                self._shards[name] = self._shard(name, weight_map, checksums)
+                self._shards.append(self._shard(name, weight_map, checksums))
         except BaseException:
             self.__exit__()
             raise
@@ -48,7 +42,7 @@ class ShardedFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for shard in self._shards.values():
+        for shard in self._shards:
             shard.__exit__()
 
     def error(self, byte: int, message: str) -> DataError:
@@ -67,7 +61,7 @@ class ShardedFile:
         """
         arrays: dict[str, HostArray] = {}
         damaged = []
-        for shard in self._shards.values():
+        for shard in self._shards:
             of_it = {name: dtype for name, dtype in dtypes.items() if name in shard.entries}
             if of_it or self._everything:
                 try:
@@ -81,7 +75,7 @@ class ShardedFile:
     @property
     def files(self) -> list[Path]:
         """The shards."""
-        return [shard.path for shard in self._shards.values()]
+        return [shard.path for shard in self._shards]
 
     def _text(self) -> bytes:
         with open_to_read(self.path) as file:

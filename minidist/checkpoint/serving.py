@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 
 from minidist.checkpoint import about, shards
 from minidist.checkpoint.opened import is_there, opened
+from minidist.dtypes import HostArray
 from minidist.errors import DataError
 from minidist.optim import Optimizer
 from minidist.state import slots_of
-from minidist.tensor_file import HostArray
 from minidist.variable import Variable
 
 

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from minidist import tensor_file
+from minidist.dtypes import HostArray
 from minidist.errors import DataError
-from minidist.tensor_file import PARTIAL, HostArray, TensorFile
+from minidist.tensor_file import PARTIAL, TensorFile
 
 INDEX = ".index.json"  # ends the index's name, after the checkpoint's
 SUFFIX = ".safetensors"

@@ -8,10 +8,10 @@ from typing import Any
 
 from minidist import context
 from minidist.checkpoint.about import About
+from minidist.dtypes import HostArray
 from minidist.errors import ContextError, UsageError
 from minidist.optim import Optimizer
 from minidist.state import Part, by_key, copies_of, held_of, slots_of
-from minidist.tensor_file import HostArray
 from minidist.variable import Variable
 
 

@@ -9,7 +9,8 @@
 connecting.py begins it. environment.py reads who a process is from the variables of its launcher,
 roles.py finds who is worker and who is ps. places.py, line.py and pmi.py bring together processes
 that no mpiexec has started; ending.py is how a rank ends that fails. cluster.py is what comes of
-it.
+it; site.py is where the replicas of a strategy are. calls.py is what workers and ps say to each
+other, wire.py what a push looks like.
 """
 
 from __future__ import annotations

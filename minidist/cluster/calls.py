@@ -150,12 +150,6 @@ class Received:
         return places(self.buffer, self.head.start, kinds)
 
 
-class Answer(Received):
-    """What a ps has answered."""
-
-    __slots__ = ()
-
-
 class Caller:
     """A strategy's calls from this worker to the ps.
 
@@ -250,7 +244,7 @@ class Call:
         self._leaving, self._arriving, self._into = leaving, arriving, into
         self.what = what
 
-    def wait(self) -> Answer:
+    def wait(self) -> Received:
         """Wait for the answer, whose arrays lie in what was given for it.
 
         Raises what has gone wrong on the ps, with its name; PeerError where the ps, or a worker
@@ -264,7 +258,7 @@ class Call:
             whole[: len(buffer)] = buffer
             self._await(self._caller.rest(self._task, whole[len(buffer) :]))
             buffer = self._into = whole
-        answer = Answer(head, buffer)
+        answer = Received(head, buffer)
         if head.what != 0:
             raise self._failure(answer.said)
         return answer

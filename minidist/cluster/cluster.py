@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 from weakref import WeakSet
 
 from minidist.cluster.calls import Line
@@ -85,8 +84,7 @@ class Cluster:
         if self.engine is None or len(ranks) == 1:
             return Peers()
         names = [self.name(rank) for rank in ranks]
-        how: dict[str, Any] = {} if patience is None else {"patience": patience}
-        peers = Ranks(self.engine, channel, ranks, names, **how)
+        peers = Ranks(self.engine, channel, ranks, names, patience)
         self._groups.add(peers)
         return peers
 

@@ -3,10 +3,10 @@
 Each launcher sets variables of its own for the processes that it starts. They are read in this
 order, and the first that says something wins:
 
-    torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE     (or who sets them by hand)
-    Open MPI     OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE
-    MPICH        PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS    (Intel MPI, and srun's PMI)
-    Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID, in a step of srun
+    torchrun     RANK WORLD_SIZE                                 (or who sets them by hand)
+    Open MPI     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE
+    MPICH        PMI_RANK PMI_SIZE                               (Intel MPI, and srun's PMI)
+    Slurm        SLURM_PROCID SLURM_STEP_NUM_TASKS               (in a step of srun)
 
 Who says something else than the winner is a contradiction, and an error. Only Slurm may: where
 torchrun or an mpiexec were started by srun or in a batch script, its variables are about *them*.
@@ -24,13 +24,11 @@ Variables = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Said:
-    """What one launcher says: `rank` of `size` processes, and of them on this machine."""
+    """What one launcher says: `rank` of `size` processes."""
 
     launcher: str
     rank: int
     size: int
-    local_rank: int | None
-    local_size: int | None
     variables: tuple[str, ...]  # those that say it
 
     def __str__(self) -> str:
@@ -62,28 +60,12 @@ class _Launcher:
     name: str
     rank: str
     sizes: tuple[str, ...]  # the first that is set counts
-    local_rank: str
-    local_size: str
 
 
-TORCHRUN = _Launcher("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-OPEN_MPI = _Launcher(
-    "Open MPI's mpirun",
-    "OMPI_COMM_WORLD_RANK",
-    ("OMPI_COMM_WORLD_SIZE",),
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-MPICH = _Launcher(
-    "MPICH's mpiexec", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
-)
-SLURM = _Launcher(
-    "Slurm's srun",
-    "SLURM_PROCID",
-    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-    "SLURM_LOCALID",
-    "SLURM_STEP_TASKS_PER_NODE",
-)
+TORCHRUN = _Launcher("torchrun", "RANK", ("WORLD_SIZE",))
+OPEN_MPI = _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",))
+MPICH = _Launcher("MPICH's mpiexec", "PMI_RANK", ("PMI_SIZE",))
+SLURM = _Launcher("Slurm's srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
 ORDER = (TORCHRUN, OPEN_MPI, MPICH, SLURM)
 # One of these is set where an MPI's own launcher, or Slurm's stand-in for one, serves this process.
 MPI_VARIABLES = ("PMI_RANK", "PMI_FD", "PMI_PORT", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -123,7 +105,7 @@ def _said(launcher: _Launcher, size: str, variables: Variables) -> Said:
     name = launcher.name
     if launcher is TORCHRUN and "TORCHELASTIC_RUN_ID" not in variables:
         name = "whoever has set RANK"
-    elif launcher is MPICH and launcher.local_rank not in variables:
+    elif launcher is MPICH and "MPI_LOCALRANKID" not in variables:
         name = "a launcher with PMI"  # as srun --mpi=pmi2
     used = [launcher.rank, size]
     rank, count = (_number(variables, each) for each in used)
@@ -132,11 +114,7 @@ def _said(launcher: _Launcher, size: str, variables: Variables) -> Said:
             f"{launcher.rank}={rank} and {size}={count}, set by {name}, do not fit: ranks are from "
             "0 to the size - 1. Unset both where nothing has started this process"
         )
-    local = [
-        _number(variables, each) if variables.get(each, "").isdecimal() else None
-        for each in (launcher.local_rank, launcher.local_size)
-    ]
-    return Said(name, rank, count, local[0], local[1], tuple(used))
+    return Said(name, rank, count, tuple(used))
 
 
 def _number(variables: Variables, name: str) -> int:

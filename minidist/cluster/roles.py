@@ -71,11 +71,6 @@ class Told:
                 )
 
     @property
-    def is_nothing(self) -> bool:
-        """Whether a process was told nothing at all, and takes what there is."""
-        return self == Told()
-
-    @property
     def names_all(self) -> bool:
         """Whether it was told all that a process needs which no launcher has started."""
         return bool(self.worker_hosts) and self.job_name is not None and self.task_index is not None

@@ -11,19 +11,15 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import numpy as np
-
 from minidist import observe
 from minidist.comm.base import Communicator
+from minidist.comm.orders import FLOAT32, check
 from minidist.comm.packing import Packer
 from minidist.comm.row import Row, columns, tell
 from minidist.comm.scratch import Scratch
 from minidist.device import Device
 from minidist.dtypes import is_narrow
-from minidist.errors import ShapeError
 from minidist.traffic import Outline, Places, Traffic
-
-FLOAT32 = np.dtype(np.float32)
 
 
 class Algorithm(Communicator):
@@ -48,18 +44,13 @@ class Algorithm(Communicator):
             if len(dtypes) > 1:
                 members = [i for i, array in enumerate(sources[0]) if array.dtype == dtype]
                 given, wanted = columns(sources, members), columns(destinations, members)
+            check(dtype, weights, scale)
             if dtype.char in "fd":
                 self._floats(given, wanted, weights, scale, threads)
             elif is_narrow(dtype):
                 self._narrow(given, wanted, weights, scale, threads)
-            elif dtype.kind in "iu" and weights is None and scale == 1:
-                self._whole(given, wanted)
             else:
-                raise ShapeError(
-                    f"all_reduce: {dtype} cannot be added up"
-                    + (" with weights or a scale" if dtype.kind in "iu" else "")
-                    + "; convert it with ops.cast"
-                )
+                self._whole(given, wanted)
 
     def _floats(
         self,

@@ -16,7 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minidist.comm.cutting import Piece
+from minidist.comm.carrier import ROOM
+from minidist.comm.cutting import Piece, extent, lengths
 from minidist.comm.orders import accumulator, add
 from minidist.comm.row import Row
 from minidist.comm.scratch import Scratch, in_a_row
@@ -50,12 +51,15 @@ class Share(NamedTuple):
         rows, weights, threads = self.rows, self.weights, self.threads
         add(order, [into], rows, weights, at=self.at, sizes=self.sizes, threads=threads)
 
+    def row(self, flat: Array) -> Row:
+        """Return the block's arrays as they lie in one buffer, one directly behind the other."""
+        return in_a_row(flat, lengths(self.like))
+
     def own_sum(self, scratch: Scratch, order: str) -> Array:
         """Return the sum of this machine's rows in one buffer of the accumulator's dtype."""
-        sizes = [array.size for array in self.like]
-        flat = scratch.flat(host(), sum(sizes), accumulator(self.like[0].dtype))
+        flat = scratch.flat(host(), extent(self.at), accumulator(self.like[0].dtype))
         if self.rows:
-            self.add_up(in_a_row(flat, sizes), order)
+            self.add_up(self.row(flat), order)
         return flat
 
 
@@ -76,7 +80,7 @@ class Between(ABC):
 
     order: str
     lag = 0
-    room = (1 << 20) + (1 << 14)
+    room = ROOM
 
     @abstractmethod
     def begin(self, share: Share) -> Flight:

@@ -12,7 +12,6 @@ No call to MPI, no system call, and what a round carries stays in the cache.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,12 +21,10 @@ from minidist.comm.carrier import ROOM, Carrier, Round
 from minidist.comm.letters import Letters
 from minidist.comm.mpi import SPIN
 from minidist.comm.peers import Ranks
+from minidist.comm.window import LINE
 from minidist.device import Array
 from minidist.kernels.rendezvous import SharedFence
 from minidist.traffic import Traffic
-
-LINE = 64  # bytes of a fence, and where what is written for a member begins
-START = struct.Struct("<q")
 
 
 class Boards(Carrier):
@@ -121,10 +118,7 @@ def carrier(peers: Ranks, members: Sequence[int]) -> Carrier:
     members = tuple(members)
     if members not in peers.carriers:
         nbytes = LINE + 2 * ROOM * len(members)
-        start = peers.plots.take(nbytes)
-        if start >= 0:
-            peers.plots.at(peers.me, start, LINE)[:] = 0
-        starts = [START.unpack(each)[0] for each in peers.meet("share memory", START.pack(start))]
+        starts = peers.take_plots("share memory", nbytes)
         if all(starts[member] >= 0 and peers.plots.reaches(member) for member in members):
             plots = [peers.plots.at(member, starts[member], nbytes) for member in members]
             peers.carriers[members] = Boards(peers, members, plots)

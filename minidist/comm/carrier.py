@@ -9,7 +9,7 @@ and each knows how much the others write.
     member 1    1→0  1→2   ─┼──── round ────┼─  0→1  2→1
     member 2    2→0  2→1   ─┘               └─  0→2  1→2
 
-letters.py carries by messages, window.py in memory that the members share.
+letters.py carries by messages, boards.py in memory that the members share.
 """
 
 from __future__ import annotations

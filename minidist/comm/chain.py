@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minidist.comm.between import Between, Flight, Share
+from minidist.comm.cutting import extent
 from minidist.comm.lane import PARTS, TOTALS, Lane, Under
 from minidist.comm.orders import accumulator, add, scaled, store
 from minidist.comm.row import Row
-from minidist.comm.scratch import Scratch, in_a_row
+from minidist.comm.scratch import Scratch
 from minidist.device import Array, host
 from minidist.traffic import Outline, Traffic
 
@@ -43,34 +44,32 @@ class Chain(Between):
     def begin(self, share: Share) -> Flight:
         lane = self._lane
         way = [*share.saying[share.first :], *share.saying[: share.first]]
-        scratch = Scratch()
-        sizes = [array.size for array in share.like]
+        scratch, size = Scratch(), extent(share.at)
         dtype = share.like[0].dtype
-        total = scratch.flat(host(), sum(sizes), dtype)
+        total = scratch.flat(host(), size, dtype)
         if lane.me not in way:  # it only hears of the total, from who has begun
             arriving = lane.receive(way[0], total, TOTALS)
             return _Link(lane, share, scratch, total, [arriving], [], [])
         place = way.index(lane.me)
         rows, weights = list(share.rows), share.weights
-        partial = scratch.flat(host(), sum(sizes), accumulator(dtype))
+        partial = scratch.flat(host(), size, accumulator(dtype))
         if place > 0:
-            coming = scratch.flat(host(), sum(sizes), accumulator(dtype))
+            coming = scratch.flat(host(), size, accumulator(dtype))
             arriving = lane.receive(way[place - 1], coming, PARTS)
             rows, weights = self._own(share, rows, scratch)
             lane.wait([arriving])
-            rows = [in_a_row(coming, sizes), *rows]
+            rows = [share.row(coming), *rows]
             weights = weights and [1.0, *weights]
         order = "serial" if place > 0 or self._inside is None else self._inside
-        here = [in_a_row(partial, sizes)]
-        at, of, threads = share.at, share.sizes, share.threads
-        add(order, here, rows, weights, at=at, sizes=of, threads=threads)
+        here, threads = share.row(partial), share.threads
+        add(order, [here], rows, weights, at=share.at, sizes=share.sizes, threads=threads)
         if place + 1 < len(way):
             leaving = [lane.send(way[place + 1], partial, PARTS)]
             arrivals = [lane.receive(way[place + 1], total, TOTALS)]
         else:
             leaving, arrivals = [], []
-            scaled(in_a_row(partial, sizes), share.scale, share.threads)
-            store([in_a_row(total, sizes)], in_a_row(partial, sizes), share.threads)
+            scaled(here, share.scale, threads)
+            store([share.row(total)], here, threads)
         outside = [m for m in range(lane.count) if m not in way] if place == 0 else [way[place - 1]]
         return _Link(lane, share, scratch, total, arrivals, leaving, outside)
 
@@ -92,9 +91,8 @@ class Chain(Between):
         self, share: Share, rows: list[Row], scratch: Scratch
     ) -> tuple[list[Row], Sequence[float] | None]:
         """Return what is added to a partial sum: rows of the accumulator's dtype."""
-        sizes = [array.size for array in share.like]
         if self._inside is not None and len(rows) > 1:
-            return [in_a_row(share.own_sum(scratch, self._inside), sizes)], None
+            return [share.row(share.own_sum(scratch, self._inside))], None
         wide = accumulator(share.like[0].dtype)
         if wide == share.like[0].dtype:
             return rows, share.weights
@@ -122,9 +120,8 @@ class _Link(Flight):
         self._arriving, self._leaving, self._to = arriving, leaving, to
 
     def finish(self, into: Sequence[Row]) -> None:
-        lane = self._lane
+        lane, share = self._lane, self._share
         lane.wait(self._arriving)
         self._leaving += [lane.send(to, self._total, TOTALS) for to in self._to]
-        sizes = [array.size for array in self._share.like]
-        store(into, in_a_row(self._total, sizes), self._share.threads)
+        store(into, share.row(self._total), share.threads)
         lane.let_go(self._leaving, self._scratch)

@@ -20,7 +20,7 @@ from minidist.comm.between import Between, Flight, Share
 from minidist.comm.lane import Lane
 from minidist.comm.orders import accumulator, scaled, store
 from minidist.comm.row import Row
-from minidist.comm.scratch import Scratch, in_a_row
+from minidist.comm.scratch import Scratch
 from minidist.device import Array
 from minidist.traffic import Outline, Traffic
 
@@ -75,7 +75,7 @@ class _Summing(Flight):
     def finish(self, into: Sequence[Row]) -> None:
         lane, share = self._lane, self._share
         lane.wait([(peer, self._pending) for peer in lane.machines if peer != lane.peers.me])
-        total = in_a_row(self._total, [array.size for array in share.like])
+        total = share.row(self._total)
         scaled(total, share.scale, share.threads)
         rest = [row for row in into if row[0].ctypes.data != self._total.ctypes.data]
         if rest:

@@ -13,7 +13,7 @@ from minidist.comm.between import Between, Flight, Share
 from minidist.comm.lane import PARTS, TOTALS, Lane, Under
 from minidist.comm.orders import accumulator, add, scaled, store
 from minidist.comm.row import Row
-from minidist.comm.scratch import Scratch, in_a_row
+from minidist.comm.scratch import Scratch
 from minidist.comm.tree import twigs
 from minidist.device import Array, host
 from minidist.traffic import Outline, Traffic
@@ -81,7 +81,7 @@ class _Exchanging(Flight):
             others = [m for m in range(lane.count) if m not in share.saying] if place == 0 else []
             for m in [*groups[place][1:], *others]:
                 self._leaving.append(lane.send(m, self._total, TOTALS))
-        store(into, in_a_row(self._total, [array.size for array in share.like]), share.threads)
+        store(into, share.row(self._total), share.threads)
         lane.let_go(self._leaving, self._scratch)
 
     def _halve_and_double(self, firsts: Sequence[int], place: int) -> None:

@@ -110,9 +110,8 @@ class Exchange:
         return traffic
 
     def plan(self, like: Row) -> Plan:
-        """Return the shares of all blocks, as one piece of work for each rank."""
-        blocks = self._blocks(lengths(like), like[0].dtype, 1)
-        return [[p for block in blocks for p in block.plan[rank]] for rank in range(self._ranks)]
+        """Return one share for each rank, in no blocks: for rows that no carrier carries."""
+        return _shares(lengths(like), self._ranks)
 
     def _blocks(
         self, sizes: tuple[int, ...], dtype: np.dtype[Any], machines: int
@@ -173,7 +172,7 @@ class _Turn:
             return
         with self._rows, self._carrier.round(sizes[me], sizes, self._dtype, "sum") as totals:
             if flight is not None:
-                desk = in_a_row(totals.desk(me), [array.size for array in into[0]])
+                desk = in_a_row(totals.desk(me), lengths(into[0]))
                 flight.finish([*into, desk])
             totals.hand_over()
             for member, size in enumerate(sizes):
@@ -202,6 +201,11 @@ class _Turn:
                     part = flat[k * sizes[me] : (k + 1) * sizes[me]]
                     collected.append(in_a_row(part, lengths))
         return collected
+
+
+@lru_cache
+def _shares(sizes: tuple[int, ...], ranks: int) -> Plan:
+    return runs_of([(i, 0, size) for i, size in enumerate(sizes)], ranks, STEP)
 
 
 @lru_cache

@@ -25,8 +25,6 @@ from minidist.comm.orders import add, store
 from minidist.comm.row import Row
 from minidist.device import Array, Device, host
 
-START = struct.Struct("<q")
-
 
 class Spot(NamedTuple):
     """Where a row lies: in which field, and from which bytes on each of its arrays."""
@@ -57,9 +55,7 @@ class Fields:
         """
         boards, nbytes = self._boards, room(kinds)
         peers = boards.peers
-        start = peers.plots.take(nbytes)
-        brought = peers.meet(f"make a row of {kinds} in the window", START.pack(start))
-        starts = [START.unpack(each)[0] for each in brought]
+        starts = peers.take_plots(f"make a row of {kinds} in the window", nbytes)
         if min(starts) < 0:
             return None
         plots = [
@@ -71,14 +67,15 @@ class Fields:
 
     def find(self, row: Row) -> Spot | None:
         """Return where a row is, None for one that is not, or not wholly, in one field."""
+        addresses = [array.ctypes.data for array in row]
         for number, plots in enumerate(self._boards.fields):
             own = plots[self._boards.me]
-            spots = [array.ctypes.data - own.ctypes.data for array in row]
+            first = own.ctypes.data
             if all(
-                0 <= spot <= len(own) - array.nbytes and array.flags.c_contiguous
-                for spot, array in zip(spots, row, strict=True)
+                first <= address <= first + len(own) - array.nbytes and array.flags.c_contiguous
+                for address, array in zip(addresses, row, strict=True)
             ):
-                return Spot(number, tuple(spots))
+                return Spot(number, tuple(address - first for address in addresses))
         return None
 
     def sum(
@@ -99,9 +96,10 @@ class Fields:
         kinds = [Kind.of(array) for array in source]
         rows = [cut(self._row(plot, spot, kinds), plan) for plot in boards.fields[spot.field]]
         own = cut(source, plan)
-        for member, part in enumerate(own):
-            if member != me and not _same(part, rows[me][member]):
-                store([rows[me][member]], part, threads)
+        if self.find(source) != spot:
+            for member, part in enumerate(own):
+                if member != me and part:
+                    store([rows[me][member]], part, threads)
         boards.step("sum")
         if plan[me]:
             parts = [own[me] if member == me else row[me] for member, row in enumerate(rows)]
@@ -124,8 +122,3 @@ class Fields:
             if member != boards.me:
                 nbytes = share + sum(array.nbytes for array in part)
                 observe.moved(names[member], names[boards.me], nbytes, "network")
-
-
-def _same(one: Row, other: Row) -> bool:
-    """Whether two rows are the very same arrays."""
-    return all(a.ctypes.data == b.ctypes.data for a, b in zip(one, other, strict=True))

@@ -15,7 +15,7 @@ from minidist.comm.between import Between, Flight, Share
 from minidist.comm.lane import PARTS, TOTALS, Lane, Under
 from minidist.comm.orders import accumulator, add, scaled, store
 from minidist.comm.row import Row
-from minidist.comm.scratch import Scratch, in_a_row
+from minidist.comm.scratch import Scratch
 from minidist.device import Array, host
 from minidist.traffic import Outline, Traffic
 
@@ -88,5 +88,5 @@ class _Serving(Flight):
             self._leaving += [
                 lane.send(m, self._total, TOTALS) for m in range(lane.count) if m != lane.me
             ]
-        store(into, in_a_row(self._total, [array.size for array in share.like]), share.threads)
+        store(into, share.row(self._total), share.threads)
         lane.let_go(self._leaving, self._scratch)

@@ -39,14 +39,9 @@ class Machines:
         return len(self.ranks)
 
     @property
-    def mine(self) -> int:
-        """The number of this rank's machine."""
-        return next(m for m, ranks in enumerate(self.ranks) if self.me in ranks)
-
-    @property
     def here(self) -> Sequence[int]:
         """The ranks on this one's machine."""
-        return self.ranks[self.mine]
+        return next(ranks for ranks in self.ranks if self.me in ranks)
 
     @property
     def lane(self) -> Sequence[int]:

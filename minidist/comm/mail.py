@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.comm.mpi import SPIN
+from minidist.comm.window import LINE
 from minidist.device import Array
 from minidist.kernels.rendezvous import SharedFence
 
-LINE = 64  # bytes of a fence
 BOX = 16 << 10  # bytes of a packet; what is longer is the business of who puts it
 PLOT = LINE + 2 * BOX
 
@@ -30,11 +30,6 @@ class Mail:
         self._me = me
         self.fences = [SharedFence(plot[:LINE], SPIN) for plot in plots]
         self.count = 0  # packets that each rank has put, this one included
-
-    @staticmethod
-    def prepare(plot: Array) -> None:
-        """Make a plot of this rank empty, before another one looks at it."""
-        plot[:LINE] = 0
 
     def put(self, packet: bytes) -> None:
         """Put a packet of at most BOX bytes, for all to read."""

@@ -38,6 +38,7 @@ KINDS = 8  # tags of one channel
 PACKET, REST, DATA = range(1, 4)
 # Number of the meeting, bytes of what is done, bytes that are brought, where the plot of mail is.
 HEAD = struct.Struct("<QIIq")
+START = struct.Struct("<q")  # where a plot begins
 PACKET_BYTES = 1024
 NOTHING: Opened = (0, b"", b"", -1)
 SOON = 1e-3  # seconds that a wait may take before anybody looks whether it is in vain
@@ -105,7 +106,7 @@ class Ranks(Peers):
         channel: int,
         ranks: Sequence[int],
         names: Sequence[str],
-        patience: Patience = lambda: (REPORT_AFTER, DEADLINE),
+        patience: Patience | None = None,
         hosts: Sequence[str] | None = None,
     ) -> None:
         """hosts: the machine of each rank, if it is to be taken for another one than it is on."""
@@ -116,7 +117,8 @@ class Ranks(Peers):
         self.me = self._ranks.index(engine.rank)
         self.names = tuple(names)
         self.hosts = tuple(hosts or [engine.hosts[rank] for rank in ranks])
-        self.patience = patience
+        if patience is not None:
+            self.patience = patience
         self._met = 0  # meetings that this rank has come to
         self._ended: dict[int, tuple[int, str, bool]] = {}  # by peer: after which, why, failed
         self._read = 0  # notices that were looked at
@@ -132,8 +134,6 @@ class Ranks(Peers):
         )
         self._mail: Mail | None = None  # from the second meeting on, where all share memory
         self._plot = self.plots.take(PLOT) if all(here) else -1
-        if self._plot >= 0:
-            Mail.prepare(self.plots.at(self.me, self._plot, PLOT))
 
     def meet(self, what: str, brought: bytes = b"") -> list[bytes]:
         self._require_whole()
@@ -150,6 +150,14 @@ class Ranks(Peers):
             plots = [self.plots.at(peer, opened[peer][3], PLOT) for peer in range(self.count)]
             self._mail = Mail(plots, self.me)
         return [theirs for _, _, theirs, _ in opened]
+
+    def take_plots(self, what: str, nbytes: int) -> list[int]:
+        """Let every rank take a plot; return where each has its own, -1 where there is no room.
+
+        Raises as `meet` does.
+        """
+        brought = self.meet(what, START.pack(self.plots.take(nbytes)))
+        return [START.unpack(each)[0] for each in brought]
 
     def _meet_by_messages(self, packet: bytes, what: str) -> list[Opened]:
         sheet = np.zeros(PACKET_BYTES, np.uint8)
@@ -221,7 +229,7 @@ class Ranks(Peers):
         return self._engine.receive(self._ranks[source], self._tag + kind, array)
 
     def wait(self, pendings: Sequence[tuple[int, Pending]], what: str) -> None:
-        self._wait([(peer, pending.fence) for peer, pending in pendings], 1, what)
+        self.wait_for([(peer, pending.fence) for peer, pending in pendings], 1, what)
         for _, pending in pendings:
             pending.get()
 
@@ -230,9 +238,6 @@ class Ranks(Peers):
 
         Raises as `wait` does.
         """
-        self._wait(fences, target, what)
-
-    def _wait(self, fences: Sequence[tuple[int, AnyFence]], target: int, what: str) -> None:
         waiting: Waiting | None = None
         for peer, fence in fences:
             if fence.wait(target, SOON):

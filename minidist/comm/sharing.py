@@ -10,16 +10,13 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from minidist import observe
 from minidist.comm.peers import Peers
-from minidist.dtypes import as_dtype
+from minidist.dtypes import HostArray, as_dtype
 from minidist.errors import MergeMismatchError
-
-HostArray = np.ndarray[Any, Any]
 
 INSIDE = 4096  # bytes that travel with a meeting's words; more of them have messages of their own
 HEAD = struct.Struct("<II?")  # bytes that are brought, bytes of outlines, arrays follow inside
@@ -103,6 +100,12 @@ def share(
         pendings += [(to, peers.send(to, array)) for array in filter(np.size, own) for to in others]
     peers.wait(pendings, what)
     return words, theirs
+
+
+def of_first(peers: Peers, what: str, array: HostArray) -> HostArray:
+    """Return the array that the first peer has brought; `what` as for `meet`."""
+    _, every = share(peers, what, [array] if peers.me == 0 else [])
+    return every[0][0]
 
 
 def _empty(outlines: bytes) -> Iterator[HostArray]:

@@ -34,13 +34,7 @@ MOST_SHARDS = 1024  # each is a step of its own, however small the tensors
 
 BETWEEN = ("xring", "rechd", "pscpu", "collective")  # what there is between machines
 SHARDED_BETWEEN = ("pscpu",)
-# What takes GPUs.
-ELSEWHERE = {
-    "nccl": (
-        "needs GPUs and NCCL, which come with the extra cuda12 (pip install 'minidist[cuda12]'); "
-        "on devices of the CPU use auto"
-    ),
-}
+ELSEWHERE = {"nccl": "needs GPUs and NCCL, and is not here yet; use auto"}
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

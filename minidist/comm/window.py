@@ -19,25 +19,30 @@ from collections.abc import Callable, Sequence
 
 from minidist.device import Array
 
-LINE = 64  # bytes; plots begin at multiples of it
+LINE = 64  # bytes; plots begin at multiples of it, most of them with a fence of as many
 
 
 class Part:
     """This rank's part of the window, of which plots are taken and given back."""
 
     def __init__(self, memory: Array) -> None:
+        self._memory = memory
         self._free = [(0, len(memory))]  # (first byte, bytes), in order and none next to another
         self._retired: list[tuple[int, int, Callable[[], bool]]] = []
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> int | None:
-        """Return where a plot of so many bytes begins; None where there is no room."""
+        """Return where a plot of so many bytes begins; None where there is no room.
+
+        Its first line is cleared: a fence there is as nobody has advanced it.
+        """
         nbytes = -(-nbytes // LINE) * LINE
         with self._lock:
             self._clear_away()
             for i, (start, room) in enumerate(self._free):
                 if room >= nbytes:
                     self._free[i : i + 1] = [(start + nbytes, room - nbytes)] * (room > nbytes)
+                    self._memory[start : start + LINE] = 0
                     return start
         return None
 

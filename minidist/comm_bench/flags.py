@@ -9,6 +9,7 @@ from typing import Any
 
 from minidist.bench.flags.kinds import OUTPUT_FILE, POSITIVE, Kind, flag, whole
 from minidist.bench.flags.parse import read
+from minidist.comm.spec import UNITS
 from minidist.comm_bench.data import DTYPES, OPS
 from minidist.comm_bench.verbs import VERBS
 from minidist.errors import UsageError
@@ -18,7 +19,6 @@ PURPOSE = (
     "Time what replicas do together, alone or under mpiexec, and check to the bit what comes out."
 )
 ALL = "all"
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def _bytes(text: str) -> int:

@@ -22,15 +22,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verb:
-    """sums: whether values are added up. rooted: whether one replica is not as the others.
+    """sums: whether values are added up. parts: whether a replica gives or gets only its part.
 
     bus: by the number of replicas, what the algorithm bandwidth is multiplied with.
-    parts: whether a replica gives or gets only its part.
     """
 
     name: str
     sums: bool
-    rooted: bool
     parts: bool
     bus: Callable[[int], float]
 
@@ -38,10 +36,10 @@ class Verb:
 VERBS = {
     verb.name: verb
     for verb in (
-        Verb("all_reduce", True, False, False, lambda n: 2 * (n - 1) / n),
-        Verb("reduce", True, True, False, lambda n: 1.0),
-        Verb("broadcast", False, True, False, lambda n: 1.0),
-        Verb("all_gather", False, False, True, lambda n: (n - 1) / n),
-        Verb("reduce_scatter", True, False, True, lambda n: (n - 1) / n),
+        Verb("all_reduce", True, False, lambda n: 2 * (n - 1) / n),
+        Verb("reduce", True, False, lambda n: 1.0),
+        Verb("broadcast", False, False, lambda n: 1.0),
+        Verb("all_gather", False, True, lambda n: (n - 1) / n),
+        Verb("reduce_scatter", True, True, lambda n: (n - 1) / n),
     )
 }

@@ -9,13 +9,14 @@ from typing import Any
 
 from minidist import threads
 from minidist.cluster import connect, launched
+from minidist.cluster.line import SPEAKERS
 from minidist.comm import implementation
 from minidist.doctor import packages
 from minidist.doctor.findings import Findings
 from minidist.errors import ClusterError, MinidistError
 from minidist.launch import mpiexec
 
-DIALECTS = {"MPICH": "mpich", "MVAPICH": "mpich", "Intel MPI": "mpich", "Open MPI": "openmpi"}
+DIALECTS = {**dict.fromkeys(SPEAKERS, "mpich"), "Open MPI": "openmpi"}  # by the MPI's name
 
 
 def find(told: dict[str, Any]) -> Findings:

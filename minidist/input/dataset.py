@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from minidist import context, observe
-from minidist.comm.peers import Peers
+from minidist.comm.peers import Patience, Peers
 from minidist.device import Device
 from minidist.errors import ContextError, EndOfDataError, UsageError
 from minidist.input.place import place
-from minidist.input.reader import Patience, Reader
+from minidist.input.reader import Reader
 from minidist.input.rounds import Round, Rounds
 from minidist.input.together import Placed, Together
 

@@ -17,12 +17,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from minidist import context, observe
+from minidist.comm.peers import Patience
 from minidist.errors import ForkError, HangError
 from minidist.kernels.rendezvous import Fence
 from minidist.patience import stack
@@ -31,9 +32,6 @@ log = logging.getLogger("minidist")
 
 GRACE = 0.5  # seconds that `close` gives the thread to notice
 TICK = 0.05  # seconds between two looks of a waiting thread at signals and deadlines
-
-# Seconds after which a reader that does not deliver is reported, and is an error.
-Patience = Callable[[], tuple[float, float]]
 
 
 @dataclass

@@ -16,15 +16,13 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minidist import observe
-from minidist.comm.peers import Peers
+from minidist.comm.peers import Patience, Peers
 from minidist.device import Device
 from minidist.errors import UsageError
 from minidist.input.outline import empty, outline
 from minidist.input.place import place
-from minidist.input.reader import Patience, Reader
+from minidist.input.reader import Reader
 from minidist.input.rounds import Round, empty_like
 from minidist.structure import map_leaves
 from minidist.values import PerReplica
@@ -167,5 +165,4 @@ class Together:
 def _emptied(leaf: Any) -> Any:
     if not isinstance(leaf, PerReplica):
         return leaf
-    arrays = [part.array for part in leaf.values]
-    return PerReplica(None, [empty_like(np.empty(a.shape, a.dtype)) for a in arrays])
+    return PerReplica(None, [empty_like(part.array) for part in leaf.values])

@@ -38,8 +38,8 @@ from minidist.variable import Copy, Variable
 
 Rate = float | Callable[[int], float]
 
-# Beside `lr`, which may be a function: what an optimizer has and no update is computed with.
-NOT_OF_A_RULE = ("lr", "loss_scale", "gradient_accumulation_steps", "groups", "squares_of_all")
+# Numbers, or None, that an optimizer has and no update is computed with; `lr` may be a function.
+NOT_OF_A_RULE = ("lr", "loss_scale", "gradient_accumulation_steps")
 
 
 def number(name: str, value: Any, *, below: float = math.inf) -> float:
@@ -264,26 +264,27 @@ class Optimizer(ABC):
     @property
     def settings(self) -> list[str]:
         """The rule and its numbers of the next step, each in words: the same in all ranks."""
-        numbers = {name: value for name, value in vars(self).items() if name[0] != "_"}
-        numbers["lr"] = self.lr(self.iterations) if callable(self.lr) else self.lr
-        numbers["loss_scale"] = self.current_loss_scale
-        known = [
-            f"{name}={value!r}"
-            for name, value in numbers.items()
-            if value is None or isinstance(value, int | float | np.number)
-        ]
+        numbers = {
+            **self.numbers,
+            "loss_scale": self.current_loss_scale,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+        }
+        known = [f"{name}={value!r}" for name, value in numbers.items() if name[0] != "_"]
         return [type(self).__name__, *known]
 
     @property
     def numbers(self) -> dict[str, float | None]:
         """The rule's numbers for the next step, by name; bool and int are numbers too."""
-        lr = number("lr", self.lr(self.iterations)) if callable(self.lr) else self.lr
-        numbers: dict[str, float | None] = {"lr": lr}
+        numbers: dict[str, float | None] = {"lr": self._rate(self.iterations)}
         for name, value in vars(self).items():
             known = value is None or isinstance(value, int | float | np.number)
             if known and name not in NOT_OF_A_RULE:
                 numbers[name] = value
         return numbers
+
+    def _rate(self, steps: int) -> float:
+        """Return the learning rate after so many steps."""
+        return number("lr", self.lr(steps)) if callable(self.lr) else self.lr
 
     def changes_only_rows(self, copy: Any) -> bool:
         """Whether a gradient of some rows changes no others, in a variable or a copy of one."""
@@ -384,11 +385,10 @@ class Optimizer(ABC):
         An IndexedSlices among the gradients has each of its indices once.
         """
         step = self._applied.get(place, 0) + 1
-        lr = number("lr", self.lr(step - 1)) if callable(self.lr) else self.lr
         if self.gradient_clip_norm is not None:
             norm = self._norm(place, variables, gradients, threads) * scale
             scale *= min(1.0, self.gradient_clip_norm / norm) if norm else 1.0
-        how: dict[str, Any] = {"lr": lr, "scale": scale, "threads": threads}
+        how: dict[str, Any] = {"lr": self._rate(step - 1), "scale": scale, "threads": threads}
         if self.gradient_clip is not None:
             how["clip"] = self.gradient_clip
         dense = [i for i, g in enumerate(gradients) if not isinstance(g, IndexedSlices)]
@@ -477,9 +477,17 @@ class Optimizer(ABC):
         return plans
 
 
+def all_finite(devices: Sequence[Device], gradients: Sequence[Gradient | None]) -> bool:
+    """Whether gradients on some devices have neither a NaN nor an infinity; None is nothing."""
+    alike: dict[tuple[Device, Any], list[Array]] = {}
+    for device, array in _arrays(devices, gradients):
+        alike.setdefault((device, array.dtype), []).append(array)
+    return all(device.ops.first_nonfinite(some) == -1 for (device, _), some in alike.items())
+
+
 def global_norm(
     devices: Sequence[Device],
-    gradients: Sequence[Gradient],
+    gradients: Sequence[Gradient | None],
     threads: int,
     of_all: Callable[[list[float]], list[float]] = list,
 ) -> float:
@@ -488,10 +496,7 @@ def global_norm(
     of_all: adds others' squares to these; the same bits wherever the gradients are, and with
     whomever. It is asked a second time for numbers that are too large to be squared.
     """
-    pairs = [
-        (device, gradient.values.array if isinstance(gradient, IndexedSlices) else gradient)
-        for device, gradient in zip(devices, gradients, strict=True)
-    ]
+    pairs = _arrays(devices, gradients)
     squares = of_all([device.ops.sum_squares([array], threads=threads) for device, array in pairs])
     if all(map(math.isfinite, squares)):
         return math.sqrt(math.fsum(squares))
@@ -503,6 +508,17 @@ def global_norm(
     squares = of_all(squares)
     finite = all(map(math.isfinite, squares))
     return math.sqrt(math.fsum(squares)) * 2.0**600 if finite else math.nan
+
+
+def _arrays(
+    devices: Sequence[Device], gradients: Sequence[Gradient | None]
+) -> list[tuple[Device, Array]]:
+    """Return where gradients lie, and the arrays of their numbers; None is nothing."""
+    return [
+        (device, gradient.values.array if isinstance(gradient, IndexedSlices) else gradient)
+        for device, gradient in zip(devices, gradients, strict=True)
+        if gradient is not None
+    ]
 
 
 def check_dtype(variable: Variable) -> None:

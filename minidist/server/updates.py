@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from minidist.cluster import wire
 from minidist.cluster.calls import Letter
@@ -15,14 +16,15 @@ from minidist.cluster.wire import MUST_BE_FINITE, NOTHING, WHOLE, Part
 from minidist.comm.flat import Kind
 from minidist.device import Array, host
 from minidist.errors import MergeMismatchError
-from minidist.indexed_slices import IndexedSlices, concatenate
-from minidist.optim.optimizer import Optimizer
+from minidist.indexed_slices import IndexedSlices
+from minidist.optim.optimizer import Optimizer, all_finite
 from minidist.server import rules
 from minidist.server.rows import Changed
 from minidist.tape import Gradient
 from minidist.tensor import Tensor
 from minidist.threads import cores
 from minidist.variable import Variable
+from minidist.variable_mgr.sparse import sum_rows
 
 Agree = Callable[[bool], bool]  # of what one ps finds, whether all do
 
@@ -35,7 +37,7 @@ class Group:
     names: Sequence[tuple[str, str]]  # of the rule's numbers, with their types
     variables: tuple[Variable, ...]
 
-    @property
+    @cached_property
     def kinds(self) -> list[Kind]:
         return [Kind.of(variable) for variable in self.variables]
 
@@ -75,7 +77,7 @@ def together(given: Sequence[Given], agree: Agree, changed: Changed) -> bool:
     first = given[0]
     sums = _sums(first.group, [each.parts for each in given])
     first.group.rule.restore_iterations([first.push.step])
-    if first.push.flags & MUST_BE_FINITE and not agree(_finite(sums)):
+    if first.push.flags & MUST_BE_FINITE and not agree(all_finite([host()] * len(sums), sums)):
         return False
     _update(first, sums, changed)
     return True
@@ -118,8 +120,7 @@ def _sums(group: Group, given: Sequence[Sequence[Part]]) -> list[Gradient | None
         if not there:
             sums.append(None)
         elif any(isinstance(part, tuple) for part in there):
-            slices = [_slices(variable, part) for part in there]
-            sums.append(slices[0] if len(slices) == 1 else concatenate(slices).coalesced())
+            sums.append(sum_rows([_slices(variable, part) for part in there], None))
         else:
             sums.append(there[0])
             if len(there) > 1:
@@ -134,11 +135,6 @@ def _slices(variable: Variable, part: Part) -> IndexedSlices:
     assert isinstance(part, tuple)
     indices, values = part
     return IndexedSlices(Tensor(values, host()), Tensor(indices, host()), variable.shape)
-
-
-def _finite(sums: Sequence[Gradient | None]) -> bool:
-    arrays = [s.values.array if isinstance(s, IndexedSlices) else s for s in sums if s is not None]
-    return all(host().ops.first_nonfinite([array]) == -1 for array in arrays)
 
 
 def _words(group: Group) -> str:

@@ -45,7 +45,7 @@ class Histogram:
             "max": float(finite.max()),
             "mean": float(finite.mean()),
         }
-        counts, edges = np.histogram(finite, BUCKETS)
+        counts, edges = np.histogram(finite, _edges(statistics["min"], statistics["max"]))
         return cls(
             statistics,
             tuple(edges.tolist()),
@@ -53,3 +53,18 @@ class Histogram:
             float(finite.sum()),
             float(np.square(finite).sum()),
         )
+
+
+def _edges(low: float, high: float) -> int | np.ndarray[Any, Any]:
+    """Return where the buckets end, or how many there are where NumPy can tell by itself.
+
+    It refuses ranges that float64 cannot divide (neighbouring numbers) or not subtract (huge ones
+    of both signs). There some buckets have no width, and are empty.
+    """
+    finest = np.spacing(max(abs(low), abs(high)))
+    if low == high and finest < 0.5 / BUCKETS:
+        return BUCKETS  # from half a unit below to half a unit above
+    if 2 * finest < high / BUCKETS - low / BUCKETS and np.isfinite(high - low):
+        return BUCKETS
+    part = np.linspace(0, 1, BUCKETS + 1)
+    return np.maximum.accumulate(np.clip(low * (1 - part) + high * part, low, high))

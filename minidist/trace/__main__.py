@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minidist.errors import DataError
-from minidist.trace.chrome import read
+from minidist.trace.chrome import MALFORMED, read
 from minidist.trace.phases import phases
 from minidist.trace.words import table, verdict
 
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 USAGE = "usage: python -m minidist.trace summary FILE (a .json or .html that --trace_file wrote)"
 
 

@@ -22,6 +22,15 @@ from minidist.trace.words import verdict
 
 OURS = "minidist"  # the key of what only our own readers look at
 MANY = 12  # names that an event lists
+# What is raised of a file that has another form than ours.
+MALFORMED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 _SHOWN = {"arrived", "gradient"}  # ticks that are events; the others are the ends of arrows
 _TITLES = {
     "wait": "waits for {who}",
@@ -147,7 +156,7 @@ def read(path: Path) -> Recording:
         text = inside[1]
     try:
         return _recording(json.loads(text))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+    except MALFORMED:
         raise DataError(
             f"{path} is no trace of minidist; write one with --trace_file or md.trace, and do not "
             "save it anew with another program"

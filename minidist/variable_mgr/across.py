@@ -39,16 +39,16 @@ def parameter_server(site: Site, options: PolicyOptions) -> VariableMgr:
     """Variables are on the ps; each worker has a copy of them, from which its replicas fetch."""
     apart = not options.cross_replica_sync
     name = f"parameter_server{'+staged_vars' * options.staged_vars}{'+asynchronous' * apart}"
-    servers, sums, how = _sums(name, site, options)
+    servers, sums = _sums(name, site, options)
     spread = options.local_parameter_device != "cpu"
     place = OnEveryWorker(site, spread=spread, apart=apart)
     read: Read = ReadCached(site.devices) if options.caching else ReadFetched(site.devices)
-    apply = ServersApply(sums, servers, how)
+    apply = ServersApply(sums, servers)
     copy = ServedCopy
     if apart:
         read = ReadApart(site.devices)
     elif options.staged_vars:
-        apply = late = ApplyLate(sums, servers, how)
+        apply = late = ApplyLate(sums, servers)
         read, copy = ReadLate(site.devices, late), LateCopy
     return _manager(name, site, place, read, sums, apply, servers, copy)
 
@@ -56,21 +56,21 @@ def parameter_server(site: Site, options: PolicyOptions) -> VariableMgr:
 def distributed_replicated(site: Site, options: PolicyOptions) -> VariableMgr:
     """Every replica has a copy, and the ps a shadow of it, to which gradients are applied."""
     name = "distributed_replicated"
-    servers, sums, how = _sums(name, site, options)
-    apply = ShadowsApply(sums, servers, how)
+    servers, sums = _sums(name, site, options)
+    apply = ShadowsApply(sums, servers)
     place = EveryReplica(site.devices)
     return _manager(name, site, place, ReadOwn(), sums, apply, servers, ServedCopy)
 
 
-def _sums(name: str, site: Site, options: PolicyOptions) -> tuple[Servers, SumForServers, str]:
-    """Return the ps, how gradients are summed for them, and how the ps apply the sums."""
+def _sums(name: str, site: Site, options: PolicyOptions) -> tuple[Servers, SumForServers]:
+    """Return the ps, which know how to apply sums, and how gradients are summed for them."""
     original = options.gradient_scale == "original"
     how = "in turn" if original else "together"
     if not options.cross_replica_sync:
         how = "apart"
     servers = Servers(site, name, how, options.staleness_bound)
     communicator = options.for_gradients(Site.alone(site.devices))
-    return servers, SumForServers(communicator, site, servers, mean_of_worker=original), how
+    return servers, SumForServers(communicator, site, servers, mean_of_worker=original)
 
 
 def _manager(

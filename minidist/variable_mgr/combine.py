@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from minidist import context, observe
 from minidist.cluster.site import Site
@@ -40,9 +39,6 @@ from minidist.variable_mgr.errand import Errand
 from minidist.variable_mgr.group import Group
 from minidist.variable_mgr.held import Held
 from minidist.variable_mgr.sparse import rows_of_all, sum_rows
-
-if TYPE_CHECKING:
-    pass
 
 
 class Nothing:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from minidist import observe
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.indexed_slices import IndexedSlices
+from minidist.optim.optimizer import all_finite
 from minidist.structure import leaf
 from minidist.tape import Gradient
 from minidist.variable import Variable
@@ -97,12 +98,8 @@ class Combined:
 
     def finite(self) -> bool:
         """Whether the gradients of the first place have neither a NaN nor an infinity."""
-        for gradient, copy in zip(self.rows[0], self.group.copies[0], strict=True):
-            sparse = isinstance(gradient, IndexedSlices)
-            array = gradient.values.array if sparse else gradient
-            if copy.device.ops.first_nonfinite([array]) != -1:
-                return False
-        return True
+        devices = [copy.device for copy in self.group.copies[0]]
+        return all_finite(devices, self.rows[0])
 
 
 def without_unused(

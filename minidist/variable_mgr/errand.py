@@ -25,7 +25,7 @@ class Errand:
         self._stream = stream
         self._patience = patience
         self._tell = tell
-        self._event: Event | None = None
+        self.event: Event | None = None  # of having done all so far
         self._failure: BaseException | None = None
 
     def add(self, work: Callable[[], object]) -> None:
@@ -40,7 +40,7 @@ class Errand:
                     self._tell(failure)
 
         self._stream.submit(do)
-        self._event = self._stream.record()
+        self.event = self._stream.record()
 
     def end(self) -> None:
         """Wait until all is done; nobody will ask any more what has become of it."""
@@ -49,9 +49,7 @@ class Errand:
 
     def wait(self) -> None:
         """Wait until all is done; raises what the work has raised, and HangError."""
-        if self._event is not None:
-            self._event.wait(self._patience)
-            self._event = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self.event is not None:
+            self.event.wait(self._patience)
+        if self._failure is not None:
+            raise self._failure

@@ -61,6 +61,7 @@ class Group:
         self.filling: Any = None  # of overlap: the buckets that replicas fill now
         self.turn = 0  # of relaxed: which rows the next sums go to
         self.waiting: Any = NOTHING  # of relaxed: the sums of the step before; None: no example
+        self.outgoing: Any = None  # of ps: its messages
         self._told: dict[Group, object] = {}
 
     def told(self, kind: str, name: str, step: int, **about: Any) -> AbstractContextManager[None]:

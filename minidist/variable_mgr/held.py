@@ -12,13 +12,10 @@ goes on as from new variables that start with w.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from minidist.dtypes import HostArray
 from minidist.variable import Variable
-
-HostArray = np.ndarray[Any, Any]
 
 
 class Kept(NamedTuple):

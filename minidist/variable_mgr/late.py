@@ -8,15 +8,14 @@ It is staged.py with the wait for the ps taken out of the meeting: the copy stre
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from minidist import observe
-from minidist.device import Array, Device, Event, Stream, host
-from minidist.patience import DEADLINE
+from minidist.device import Array, Device, Event, host
 from minidist.tensor import Reading
 from minidist.variable_mgr.contribution import Combined
+from minidist.variable_mgr.errand import Errand
 from minidist.variable_mgr.served import ServedCopy, ServersApply, SumForServers, put_part
 from minidist.variable_mgr.servers import Servers
 from minidist.variable_mgr.staged import ReadStaged, StagedReader
@@ -25,35 +24,13 @@ if TYPE_CHECKING:
     from minidist.optim import Optimizer
 
 
-class Arrival:
-    """An answer that a stream takes. Who waits for it hears of its failure, and nobody else."""
-
-    def __init__(self, stream: Stream, take: Callable[[], None]) -> None:
-        self._take = take
-        self._failure: BaseException | None = None
-        stream.submit(self._do)
-        self.event = stream.record()
-
-    def _do(self) -> None:
-        try:
-            self._take()
-        except BaseException as failure:
-            self._failure = failure
-
-    def wait(self) -> None:
-        """Wait until it has been taken; raises what that has raised, and HangError."""
-        self.event.wait(DEADLINE)
-        if self._failure is not None:
-            raise self._failure
-
-
 class LateCopy(ServedCopy):
     """One whose new value may still be on its way from the ps: whoever looks at it waits."""
 
     __slots__ = ("_array", "_tensor", "arrival")
 
     def __init__(self, name: str, array: Array, device: Device, decays: bool) -> None:
-        self.arrival: Arrival | None = None
+        self.arrival: Errand | None = None
         super().__init__(name, array, device, decays)
 
     @property
@@ -89,9 +66,9 @@ class LateCopy(ServedCopy):
 class ApplyLate(ServersApply):
     """The copies take the answer while the next step runs; who looks at them earlier waits."""
 
-    def __init__(self, sums: SumForServers, servers: Servers, how: str) -> None:
-        super().__init__(sums, servers, how)
-        self._last: Arrival | None = None  # of what was pushed last
+    def __init__(self, sums: SumForServers, servers: Servers) -> None:
+        super().__init__(sums, servers)
+        self._last: Errand | None = None  # takes the answer to what was pushed last
 
     @property
     def arrival(self) -> Event | None:
@@ -100,8 +77,7 @@ class ApplyLate(ServersApply):
 
     def close(self) -> None:
         if self._last is not None:
-            with contextlib.suppress(Exception):  # the run that has failed has said it
-                self._last.wait()
+            self._last.end()  # the run that has failed has said it
 
     def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
         if self._last is not None:
@@ -121,7 +97,8 @@ class ApplyLate(ServersApply):
             sent.wait()
             sent.each(lambda i, part: put_part(copies[i], arrays[i], part))
 
-        self._last = Arrival(host().stream("communication"), take)
+        self._last = Errand(host().stream("communication"))
+        self._last.add(take)
         for copy in copies.values():
             assert isinstance(copy, LateCopy)
             copy.version += 1

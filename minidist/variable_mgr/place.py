@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Protocol
 
 from minidist.device import Device, host
@@ -56,20 +55,6 @@ class LeastLoaded:
         device = beside or min(self._load, key=self._load.__getitem__)
         self._load[device] += nbytes
         return (device,)
-
-
-class RoundRobin:
-    """One copy, on each of some devices in turn, in the order in which variables are created.
-
-    servers: the devices that hold the variables. replicas: those that compute.
-    """
-
-    def __init__(self, servers: Sequence[Device], replicas: Sequence[Device]) -> None:
-        self.kind = _of_one_copy(replicas)
-        self._turns = cycle(servers)
-
-    def devices(self, nbytes: int, beside: Device | None = None) -> Sequence[Device]:
-        return (beside or next(self._turns),)
 
 
 def _of_one_copy(replicas: Sequence[Device]) -> type[Variable]:

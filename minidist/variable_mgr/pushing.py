@@ -64,7 +64,7 @@ class Outgoing:
         self._await_last()
         row = Row([None] * len(self._group.variables), [host()] * len(self._group.variables))
         for way in self._ways:
-            for i, place in zip(way.members, way.places([WHOLE] * len(way.members)), strict=True):
+            for i, place in zip(way.members, way.whole, strict=True):
                 row[i] = place
         return row
 
@@ -106,7 +106,7 @@ class Outgoing:
                 whole += gradient.nbytes
         into = way.places(push.table)
         for place, array in zip(into, arrays, strict=True):
-            if place.ctypes.data != array.ctypes.data:
+            if place is not array:
                 host().copy(place, array)
         head = caller.head(PUSH_VERB, len(text), room(map(Kind.of, arrays)), len(way.answer))
         head.put(way.buffer)
@@ -135,13 +135,17 @@ class _Way:
         self._start = aligned(ALIGNMENT + text)
         self.buffer = host().allocate((self._start + room(kinds),), np.uint8)
         self.answer = host().allocate((answer,), np.uint8)
+        self.whole = places(self.buffer, self._start, kinds)  # of whole arrays of all members
 
     def places(self, table: Sequence[int]) -> list[Array]:
         """Return the places of the arrays that a table announces."""
+        if all(entry == WHOLE for entry in table):
+            return self.whole
         kinds = wire.kinds(self.kinds, table)
         nbytes = self._start + room(kinds)
         if nbytes > len(self.buffer):
             self.buffer = host().allocate((nbytes,), np.uint8)
+            self.whole = places(self.buffer, self._start, self.kinds)
         return places(self.buffer, self._start, kinds)
 
 

@@ -20,15 +20,14 @@ from minidist.cluster.site import Site
 from minidist.cluster.wire import Part
 from minidist.comm import Communicator, Row, allocate_row
 from minidist.device import Array, Device, host
-from minidist.indexed_slices import IndexedSlices
-from minidist.optim.optimizer import global_norm
+from minidist.optim.optimizer import all_finite, global_norm
 from minidist.tape import Gradient, stop_recording
 from minidist.tensor import Tensor, to_device
 from minidist.traffic import Outline, Traffic
 from minidist.variable import AggregatingVariable, Copy, Reader, Variable
 from minidist.variable_mgr.agreement import Agreement
 from minidist.variable_mgr.apply import Apply
-from minidist.variable_mgr.combine import SumOfAll, whole
+from minidist.variable_mgr.combine import MeanAtVariable, whole
 from minidist.variable_mgr.contribution import Combined, Contribution
 from minidist.variable_mgr.group import Group
 from minidist.variable_mgr.place import LeastLoaded
@@ -88,7 +87,7 @@ class OnEveryWorker:
 # --- combine --------------------------------------------------------------------------------------
 
 
-class SumForServers(SumOfAll):
+class SumForServers(MeanAtVariable):
     """This worker's sum, in the messages to the ps; the factor is for the sum over all workers.
 
     mean_of_worker: it is for this worker's sum, whatever the counts, as the ancestors had it.
@@ -102,14 +101,13 @@ class SumForServers(SumOfAll):
         self._mean_of_worker = mean_of_worker
         self._servers = servers
         self.used: Sequence[int] = ()  # the variables that any replica has used, in this step
-        self._outgoing: WeakKeyDictionary[Group, Outgoing] = WeakKeyDictionary()
         self._spare: WeakKeyDictionary[Group, Row] = WeakKeyDictionary()
 
     def outgoing(self, group: Group, optimizer: Optimizer) -> Outgoing:
         """Return the messages of a group."""
-        outgoing = self._outgoing.get(group)
-        if outgoing is None:
-            outgoing = self._outgoing[group] = Outgoing(self._servers, group, optimizer)
+        if group.outgoing is None:
+            group.outgoing = Outgoing(self._servers, group, optimizer)
+        outgoing: Outgoing = group.outgoing
         return outgoing
 
     def combine(
@@ -168,7 +166,7 @@ class SumForServers(SumOfAll):
 
     def _into(self, group: Group) -> Row:
         """Return where the sums of a group go: into its messages, where it is sent as a whole."""
-        outgoing = self._outgoing.get(group)
+        outgoing: Outgoing | None = group.outgoing
         if outgoing is not None:
             return outgoing.row()
         row = self._spare.get(group)
@@ -176,15 +174,6 @@ class SumForServers(SumOfAll):
             kinds = [(host(), (v.shape, v.dtype)) for v in group.variables]
             row = self._spare[group] = allocate_row(kinds)
         return row
-
-    def sum_into(
-        self,
-        rows: Sequence[Row],
-        sources: Sequence[Row],
-        weights: Sequence[float] | None,
-        threads: int,
-    ) -> None:
-        self._communicator.reduce(sources, rows[0], weights, threads=threads)
 
     def sum_bytes(self, variables: Sequence[Variable]) -> Traffic:
         """To the host, from there to the ps, and from these by the host to the copies."""
@@ -230,10 +219,9 @@ class ServersApply(Apply):
     workers: how many push for one step, each of which is a step by itself where they go `in turn`.
     """
 
-    def __init__(self, sums: SumForServers, servers: Servers, how: str) -> None:
+    def __init__(self, sums: SumForServers, servers: Servers) -> None:
         self._sums = sums
         self._servers = servers
-        self._how = how
         self._workers = len(servers.site.cluster.workers)
         self._sent: Sent | None = None  # whose answer is known to be that it was applied
 
@@ -244,7 +232,7 @@ class ServersApply(Apply):
         """
         if not optimizer.must_be_finite:
             return True
-        if self._how == "apart":
+        if self._servers.apart:
             if optimizer.accepts([_finite(combined.rows[0])]):
                 return True
             self.without_example(combined.group, optimizer)
@@ -256,7 +244,7 @@ class ServersApply(Apply):
 
     def without_example(self, group: Group, optimizer: Optimizer) -> None:
         """Tell the ps that this worker has taken a step of its own without any gradients."""
-        if self._how != "apart":
+        if not self._servers.apart:
             return
         gradients = [None] * len(group.variables)
         sent = self._sums.outgoing(group, optimizer).send(optimizer, gradients, 1.0, wire.NO_STEP)
@@ -267,10 +255,8 @@ class ServersApply(Apply):
         sent, self._sent = self._sent, None
         if sent is None:
             sent = self._push(optimizer, combined)
-        if observe.counting and self._how != "apart":
-            combined.tell_ages(0)
         sent.wait()
-        if observe.counting and self._how == "apart":
+        if observe.counting:
             self._tell_ages(combined, sent)
         self._count(optimizer, combined.group, sent)
         self._take(combined.group, sent)
@@ -289,9 +275,8 @@ class ServersApply(Apply):
                 flags |= wire.FINITE
         replaced: dict[str, float | None] = {}
         limit = optimizer.gradient_clip_norm
-        if limit is not None and self._how != "together":
-            there = [gradient for gradient in gradients if gradient is not None]
-            norm = global_norm([host()] * len(there), there, 1) * scale
+        if limit is not None and self._servers.how != "together":
+            norm = global_norm([host()] * len(gradients), gradients, 1) * scale
             scale *= min(1.0, limit / norm) if norm else 1.0
             replaced["gradient_clip_norm"] = None
         self._servers.flush()
@@ -299,11 +284,11 @@ class ServersApply(Apply):
 
     def _count(self, optimizer: Optimizer, group: Group, sent: Sent | None) -> None:
         """Let the optimizer know how often it has been applied."""
-        if self._how == "apart":
+        if self._servers.apart:
             assert sent is not None
             steps = sent.steps
         else:
-            steps = optimizer.iterations + (self._workers if self._how == "in turn" else 1)
+            steps = optimizer.iterations + (self._workers if self._servers.how == "in turn" else 1)
         optimizer.restore_iterations([steps] * group.places)
 
     def _take(self, group: Group, sent: Sent) -> None:
@@ -312,12 +297,15 @@ class ServersApply(Apply):
         def put(i: int, part: Part) -> None:
             copy = group.variables[i].copies[0]
             put_part(copy, copy.array, part)
-            copy.version = sent.left[i] if self._how == "apart" else copy.version + 1
+            copy.version = sent.left[i] if self._servers.apart else copy.version + 1
 
         sent.each(put)
 
     def _tell_ages(self, combined: Combined, sent: Sent) -> None:
-        """Tell how old gradients were to the variables on the ps."""
+        """Tell how old gradients were to the copies, or to the variables on the ps."""
+        if not self._servers.apart:
+            combined.tell_ages(0)
+            return
         for (replica, variable), version in combined.came_from.items():
             found = sent.found[combined.group.index[id(variable)]]
             observe.applied(variable.name, replica, found - version)
@@ -326,13 +314,11 @@ class ServersApply(Apply):
 class ShadowsApply(ServersApply):
     """The ps apply the gradients to shadows; every replica copies what has come to its own."""
 
-    def in_meeting(self, optimizer: Optimizer, combined: Combined, threads: int) -> None:
-        sent, self._sent = self._sent, None
-        if sent is None:
-            sent = self._push(optimizer, combined)
-        sent.wait()
-        self._count(optimizer, combined.group, sent)
+    def _take(self, group: Group, sent: Sent) -> None:
         self._came = sent
+
+    def _tell_ages(self, combined: Combined, sent: Sent) -> None:
+        pass  # each replica tells its own
 
     def in_replica(
         self, optimizer: Optimizer, combined: Combined, replica: int, threads: int
@@ -361,9 +347,4 @@ def put_part(copy: Copy, array: Array, part: Part) -> None:
 
 
 def _finite(gradients: Sequence[Gradient | None]) -> bool:
-    arrays = [
-        gradient.values.array if isinstance(gradient, IndexedSlices) else gradient
-        for gradient in gradients
-        if gradient is not None
-    ]
-    return all(host().ops.first_nonfinite([array]) == -1 for array in arrays)
+    return all_finite([host()] * len(gradients), gradients)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -27,9 +28,9 @@ from minidist.cluster.calls import (
     PULL,
     SUBTRACT,
     WRITE,
-    Answer,
     Call,
     Caller,
+    Received,
     as_text,
 )
 from minidist.cluster.site import Site
@@ -69,6 +70,7 @@ class Servers:
                 "collective_all_reduce, which needs none"
             )
         self.site = site
+        self.how = how
         self.apart = how == "apart"
         self.caller = Caller(cluster, cluster.channel(), site.patience, site.peers.check)
         self.names = self.caller.names
@@ -79,6 +81,7 @@ class Servers:
         self._places: WeakKeyDictionary[Variable, Shelved] = WeakKeyDictionary()
         self._by_number: WeakValueDictionary[int, Variable] = WeakValueDictionary()
         self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._rule_numbers = count()  # none of which is given again: the ps forget no optimizer
         self._groups = 0
         self._unsent: dict[Variable, None] = {}  # written here, and not yet sent to a ps
         self._sent: deque[Call] = deque()  # whose answers nobody has waited for
@@ -94,7 +97,7 @@ class Servers:
     def _call_all(self, verb: int, text: bytes, what: str) -> list[Call]:
         return [self.caller.call(task, verb, text, what=what) for task in range(len(self.names))]
 
-    def _wait(self, calls: Sequence[Call]) -> list[Answer]:
+    def _wait(self, calls: Sequence[Call]) -> list[Received]:
         """Wait for the answers to some calls, and to those that were sent before."""
         while True:
             try:
@@ -253,7 +256,9 @@ class Servers:
     def rule(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return what a ps must know of an optimizer to have one like it."""
         kind = type(optimizer)
-        number = self._rules.setdefault(optimizer, len(self._rules))
+        number = self._rules.get(optimizer)
+        if number is None:
+            number = self._rules[optimizer] = next(self._rule_numbers)
         return {"number": number, "module": kind.__module__, "name": kind.__qualname__}
 
     def declare(self, optimizer: Optimizer, names: Any, members: Sequence[Sequence[int]]) -> int:
@@ -314,7 +319,7 @@ class Servers:
             observe.moved(*(ends if out else ends[::-1]), nbytes, what)
 
 
-def _version(answer: Answer) -> int:
+def _version(answer: Received) -> int:
     return int(struct.unpack("<q", answer.text)[0])
 
 

@@ -32,14 +32,14 @@ from typing import Any
 from minidist import observe
 from minidist.assigning import Change, added, assigned, fitting
 from minidist.device import Device, Event
-from minidist.dtypes import kind
+from minidist.dtypes import HostArray, kind
 from minidist.patience import DEADLINE
 from minidist.staging import StagingArea
 from minidist.tape import stop_recording
 from minidist.tensor import Tensor, to_device
 from minidist.traffic import Traffic
 from minidist.variable import Copy, Reader, Variable
-from minidist.variable_mgr.held import HostArray, Kept
+from minidist.variable_mgr.held import Kept
 from minidist.variable_mgr.read import FetchingReader, Read, fetched_bytes
 
 

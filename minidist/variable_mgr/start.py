@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from minidist import context
 from minidist.comm.peers import Peers
-from minidist.comm.sharing import agree, share
+from minidist.comm.sharing import agree, of_first
+from minidist.dtypes import HostArray
 
-HostArray = np.ndarray[Any, Any]
 Initial = Callable[[], Any]
 
 
@@ -43,9 +41,7 @@ class FromFirst:
             return values
         details = [*details, f"of {first.dtype}{list(first.shape)}"]
         agree(peers, "create a variable", details)
-        brought = [first] if peers.me == 0 else []
-        _, every = share(peers, "start from the first worker's value", brought)
-        return [every[0][0]] * len(values)
+        return [of_first(peers, "start from the first worker's value", first)] * len(values)
 
 
 class OwnValues:
