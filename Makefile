@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN    := .venv/bin
-CORE   := setup.py pyproject.toml $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h)
+CORE   := setup.py pyproject.toml $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h kernels/*.cpp)
 
 SANITIZE := -fsanitize=thread -g
 

@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 import minidist as md
+from minidist import threads
 from minidist.trace import Timeline, phases
 from minidist.train import train_step
 
@@ -217,15 +218,12 @@ def rank_side(model: str, steps: str) -> None:
 
 
 def apart_side(model: str, steps: str) -> None:
-    from threadpoolctl import threadpool_limits
-
+    threads.divide(threads.allowed(), [threads.allowed()] * RANKS)  # as ranks of one machine do
     job = Job(model, "independent")
-    job.strategy.run(lambda: None)
-    with threadpool_limits(1, user_api="blas"):  # each has one of the two cores
-        job.rate(WARM_UP)
-        print("warm", flush=True)
-        sys.stdin.readline()
-        print(job.rate(int(steps)))
+    job.rate(WARM_UP)
+    print("warm", flush=True)
+    sys.stdin.readline()
+    print(job.rate(int(steps)))
 
 
 def told(job: Job, value: Any) -> list[Any]:

@@ -64,13 +64,11 @@ def minidist_rules(threads: int) -> dict[str, Callable[[], object]]:
 
     import minidist as md
     from minidist.comm import allocate_row
-    from minidist.device.arena import Arena
 
     (device,) = md.devices("cpu*1")
-    arena = Arena(device)
 
     def kept(value: float) -> list[np.ndarray]:
-        row = [arena.allocate(shape, "float32") for shape in shapes()]
+        row = [device.allocate(shape, "float32") for shape in shapes()]
         for array in row:
             array.fill(value)
         return row

@@ -10,16 +10,19 @@ it. Measurements that are compared alternate within one process.
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 import minidist as md
+from minidist.device.cpu import CpuDevice
 from minidist.train import train_step
 
 ROUNDS = 15
@@ -137,7 +140,44 @@ def importing() -> None:
     show("  minidist adds", [b - a for a, b in times], "ms", "target: 100")
 
 
-MEASUREMENTS = {"merge": merge, "run": run, "plain": plain, "import": importing}
+def memory() -> None:
+    """Compare steps in the memory of heaps with steps in that of the C library."""
+    shape, batch = (32, 32, 3), 32
+    generator = np.random.default_rng(0)
+    with md.Strategy("cpu*2") as strategy:
+        with strategy.scope():
+            model, optimizer = md.models.build("resnet20", shape, 10), md.optim.Momentum(0.01)
+        images = generator.standard_normal((batch, *shape), np.float32)
+        places = [strategy.run(md.constant, x) for x in (images, generator.integers(0, 10, batch))]
+
+        def step() -> None:
+            strategy.run(train_step, model, optimizer, *places)
+
+        def unsettled() -> None:
+            with mock.patch.object(CpuDevice, "settle"):
+                step()
+
+        def faults(call: Callable[[], object]) -> int:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            call()
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        ways = {"the C library's memory": unsettled, "a heap for each device": step}
+        for call in ways.values():
+            median_time(call, 3)
+        times = in_turns(ways, turns=ROUNDS, together=3)
+        for name, call in ways.items():
+            show(f"resnet20, 2 devices: {name}", by_round(times[name], 1e3), "ms")
+            show("  page faults in a step", [faults(call) for _ in range(ROUNDS)], "")
+
+
+MEASUREMENTS = {
+    "merge": merge,
+    "run": run,
+    "plain": plain,
+    "memory": memory,
+    "import": importing,
+}
 
 
 def main() -> None:

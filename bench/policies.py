@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import minidist as md
+from minidist import threads
 from minidist.train import train_step
 
 ROUNDS = 9
@@ -187,19 +188,23 @@ def staged(_: argparse.Namespace) -> None:
 
 
 def processes(arguments: argparse.Namespace) -> None:
-    """Compare two replicas under `independent` with two processes of one replica each."""
+    """Compare two replicas in one process with two processes of one replica, which never meet."""
+    together = ("replicated", "independent")
     for model, batch in (("mlp", 64), ("lenet", 64)):
-        ratios, threads, separate = [], [], []
+        separate: list[float] = []
+        rates: dict[str, list[float]] = {policy: [] for policy in together}
         for _ in range(ROUNDS):
-            threads.append(sum(_workers([(2, model, batch)])))
-            separate.append(sum(_workers([(1, model, batch)] * 2)))
-            ratios.append(100 * threads[-1] / separate[-1])
-        show(f"{model}, two replicas in one process", threads, "images/s")
+            separate.append(sum(_workers([(1, "independent", model, batch)] * 2)))
+            for policy in together:
+                rates[policy] += _workers([(2, policy, model, batch)])
         show(f"{model}, two processes of one replica", separate, "images/s")
-        show("  ratio", ratios, "%", "target: 95")
+        for policy in together:
+            show(f"{model}, {policy}, two replicas in one process", rates[policy], "images/s")
+            pairs = zip(rates[policy], separate, strict=True)
+            show("  ratio", [100 * own / apart for own, apart in pairs], "%", "target: 95")
 
 
-def _workers(jobs: Sequence[tuple[int, str, int]]) -> list[float]:
+def _workers(jobs: Sequence[tuple[int, str, str, int]]) -> list[float]:
     """Run jobs, each in a process of its own, at the same time; return images/s of each."""
     running = [
         subprocess.Popen(
@@ -220,22 +225,19 @@ def _workers(jobs: Sequence[tuple[int, str, int]]) -> list[float]:
     return [float(worker.communicate()[0]) for worker in running]
 
 
-def worker(n: int, model: str, batch: int) -> None:
-    """Train for two seconds when told to; BLAS has one thread for each replica."""
-    from threadpoolctl import threadpool_limits
-
-    job = Job("independent", n, model, (28, 28, 1), batch)
-    job.strategy.run(lambda: None)
-    with threadpool_limits(1, user_api="blas"):
-        for _ in range(10):
-            job.step()
-        print("warm", flush=True)
-        sys.stdin.readline()
-        started, steps = time.perf_counter(), 0
-        while time.perf_counter() - started < 2:
-            job.step()
-            steps += 1
-        print(n * batch * steps / (time.perf_counter() - started))
+def worker(n: int, policy: str, model: str, batch: int) -> None:
+    """Train for two seconds when told to. Of two processes each has half of the cores."""
+    threads.divide(threads.allowed(), [threads.allowed()] * (2 // n))
+    job = Job(policy, n, model, (28, 28, 1), batch)
+    for _ in range(10):
+        job.step()
+    print("warm", flush=True)
+    sys.stdin.readline()
+    started, steps = time.perf_counter(), 0
+    while time.perf_counter() - started < 2:
+        job.step()
+        steps += 1
+    print(n * batch * steps / (time.perf_counter() - started))
 
 
 MEASUREMENTS = {"growth": growth, "staged": staged, "processes": processes}
@@ -243,7 +245,7 @@ MEASUREMENTS = {"growth": growth, "staged": staged, "processes": processes}
 
 def main() -> None:
     if sys.argv[1:2] == ["worker"]:
-        worker(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+        worker(int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", default=[*MEASUREMENTS], help=", ".join(MEASUREMENTS))

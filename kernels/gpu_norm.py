@@ -10,28 +10,22 @@ A TypeError or ValueError names the array of a wrong dtype, size or layout.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
-from minidist.kernels.grid import THREADS, Array, Machine, check, launch, pointers, wide
-from minidist.kernels.source import Module
-
-_SUMS = 1024  # blocks among which rows are divided to be added up, about
-_BLOCKS = 1 << 14  # and to be changed
-_ROWS = 8  # that a thread does at least, where there are that many
+from minidist.kernels.gpu_columns import BLOCKS, SUMS, Shape, cut, places, together
+from minidist.kernels.grid import Array, Machine, launch, pointers
 
 
 def moments(machine: Machine, x: Array, mean: Array, variance: Array) -> None:
     """Store the mean and the biased variance of each column; 0 and 0 of no rows."""
-    shape = _Shape.of("moments", x, {}, {"mean": mean, "variance": variance})
+    shape = Shape.of("norm", "moments", x, {}, {"mean": mean, "variance": variance})
     if not shape.columns:
         return
-    cut = _cut(machine, shape, _SUMS, x)
-    parts = machine.empty((cut.slabs, shape.columns, 3), mean.dtype)
-    arguments = (*shape.sizes, *pointers(machine, x, parts), *cut.arguments)
-    launch(machine, shape.module, "moments", cut.grid, *arguments)
-    _together(machine, shape, "moments_together", cut.slabs, parts, mean, variance)
+    grid = cut(machine, shape, SUMS, x)
+    parts = machine.empty((grid.slabs, shape.columns, 3), mean.dtype)
+    arguments = (*shape.sizes, *pointers(machine, x, parts), *grid.arguments)
+    launch(machine, shape.module, "moments", grid.grid, *arguments)
+    together(machine, shape, "moments_together", grid.slabs, parts, mean, variance)
 
 
 def normalize(
@@ -43,16 +37,22 @@ def normalize(
     offset: Array,
     epsilon: float,
     y: Array,
+    add: Array | None = None,
+    relu: bool = False,
 ) -> None:
-    """Store (x - mean) / sqrt(variance + epsilon) * scale + offset in y."""
+    """Store (x - mean) / sqrt(variance + epsilon) * scale + offset in y.
+
+    To that `add`, like x, is added; then the ReLU is taken.
+    """
     columns = {"mean": mean, "variance": variance, "scale": scale, "offset": offset}
-    shape = _Shape.of("normalize", x, {"y": y}, columns)
+    shape = Shape.of("norm", "normalize", x, {"y": y, "add": add}, columns)
     if not x.size:
         return
-    cut = _cut(machine, shape, _BLOCKS, x, y)
+    grid = cut(machine, shape, BLOCKS, x, y, add)
     given = pointers(machine, x, mean, variance, scale, offset)
-    arguments = (*shape.sizes, *given, shape.number(epsilon), *pointers(machine, y))
-    launch(machine, shape.module, "normalize", cut.grid, *arguments, *cut.arguments)
+    more = (*places(machine, add), np.bool_(relu), *pointers(machine, y))
+    arguments = (*shape.sizes, *given, shape.number(epsilon), *more)
+    launch(machine, shape.module, "normalize", grid.grid, *arguments, *grid.arguments)
 
 
 def normalize_backward(
@@ -67,10 +67,13 @@ def normalize_backward(
     dx: Array,
     dscale: Array,
     doffset: Array,
+    y: Array | None = None,
+    dz: Array | None = None,
 ) -> None:
-    """Store the gradients of normalize's x, scale and offset.
+    """Store the gradients of normalize's x, scale and offset, and of add in dz, if it is given.
 
-    With `moments`, mean and variance are those of x itself and depend on it.
+    With `moments`, mean and variance are those of x itself and depend on it. Given y, the ReLU's
+    result, dy counts where y > 0 only.
     """
     columns = {
         "mean": mean,
@@ -79,86 +82,23 @@ def normalize_backward(
         "dscale": dscale,
         "doffset": doffset,
     }
-    shape = _Shape.of("normalize_backward", x, {"dy": dy, "dx": dx}, columns)
+    images = {"dy": dy, "dx": dx, "y": y, "dz": dz}
+    shape = Shape.of("norm", "normalize_backward", x, images, columns)
     if not shape.columns:
         return
     number = shape.number(epsilon)
-    cut = _cut(machine, shape, _SUMS, dy, x)
-    parts = machine.empty((cut.slabs, shape.columns, 2), scale.dtype)
-    sums = (*pointers(machine, dy, x, mean, variance), number, *pointers(machine, parts))
-    launch(machine, shape.module, "normalize_sums", cut.grid, *shape.sizes, *sums, *cut.arguments)
-    _together(machine, shape, "sums_together", cut.slabs, parts, dscale, doffset)
+    grid = cut(machine, shape, SUMS, dy, x, y, dz)
+    parts = machine.empty((grid.slabs, shape.columns, 2), scale.dtype)
+    given = (*places(machine, dy, x, y), *pointers(machine, mean, variance))
+    sums = (*shape.sizes, *given, number, *places(machine, dz, parts))
+    launch(machine, shape.module, "normalize_sums", grid.grid, *sums, *grid.arguments)
+    together(machine, shape, "sums_together", grid.slabs, parts, dscale, doffset)
     if not shape.rows:
         return
-    cut = _cut(machine, shape, _BLOCKS, dy, x, dx)
-    given = pointers(machine, dy, x, mean, variance, scale, dscale, doffset)
+    if dz is not None:
+        dy, y = dz, None
+    grid = cut(machine, shape, BLOCKS, dy, x, y, dx)
+    given = (*places(machine, dy, x, y), *pointers(machine, mean, variance, scale, dscale, doffset))
     per_row = shape.number(1 / shape.rows if moments else 0)
     arguments = (*shape.sizes, *given, number, per_row, *pointers(machine, dx))
-    launch(machine, shape.module, "normalize_backward", cut.grid, *arguments, *cut.arguments)
-
-
-class _Shape(NamedTuple):
-    """Of x: its length, and the module for its dtype."""
-
-    rows: int
-    columns: int
-    module: Module
-
-    @classmethod
-    def of(
-        cls, verb: str, x: Array, like_x: dict[str, Array], per_column: dict[str, Array]
-    ) -> _Shape:
-        """Check all arrays against x [..., columns]."""
-        dtype, columns = x.dtype, x.shape[-1]
-        for name, array in {"x": x, **like_x}.items():
-            check(verb, name, array, dtype, x.size)
-        for name, array in per_column.items():
-            check(verb, name, array, wide(dtype.name), columns)
-        return cls(x.size // columns if columns else 0, columns, Module("norm", dtype.name))
-
-    @property
-    def sizes(self) -> tuple[np.int64, np.int64]:
-        return np.int64(self.rows), np.int64(self.columns)
-
-    @property
-    def number(self) -> Any:
-        return wide(self.module.dtype).type
-
-
-class _Cut(NamedTuple):
-    """How a grid is laid over the columns, `across` threads a block, and the rows, in slabs."""
-
-    grid: tuple[int, int]
-    across: int
-    packed: bool
-
-    @property
-    def slabs(self) -> int:
-        return self.grid[1]
-
-    @property
-    def arguments(self) -> tuple[np.int32, np.bool_]:
-        return np.int32(self.across), np.bool_(self.packed)
-
-
-def _cut(machine: Machine, shape: _Shape, most: int, *images: Array) -> _Cut:
-    """Return the grid for passes over these arrays of x's shape; it has about `most` blocks."""
-    width = 16 // images[0].dtype.itemsize
-    addresses = (machine.address(array) for array in images)
-    packed = shape.columns % width == 0 and all(address % 16 == 0 for address in addresses)
-    packs = shape.columns // width if packed else shape.columns
-    across = min(32, 1 << (packs - 1).bit_length())
-    wide_blocks = -(-packs // across)
-    needed = -(-shape.rows // (THREADS // across * _ROWS))
-    return _Cut((wide_blocks, max(min(needed, most // wide_blocks), 1)), across, packed)
-
-
-def _together(
-    machine: Machine, shape: _Shape, kernel: str, slabs: int, parts: Array, *results: Array
-) -> None:
-    """Launch what takes the slabs' parts together: a grid of one row."""
-    across = min(32, 1 << (shape.columns - 1).bit_length())
-    grid = (-(-shape.columns // across), 1)
-    sizes = np.int64(slabs), np.int64(shape.columns)
-    arrays = pointers(machine, parts, *results)
-    launch(machine, shape.module, kernel, grid, *sizes, *arrays, np.int32(across))
+    launch(machine, shape.module, "normalize_backward", grid.grid, *arguments, *grid.arguments)

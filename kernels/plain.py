@@ -245,6 +245,11 @@ def col2im(columns: Array, shape: tuple[int, ...], windows: Windows) -> Array:
     return windows.add_back(np.moveaxis(parts, 3, 0), shape)
 
 
+def filter_gradient(x: Array, dy: Array, windows: Windows) -> Array:
+    parts: Array = np.einsum("pnijc,nijk->pck", windows.take(x, 0), dy)
+    return parts.reshape(*windows.size, x.shape[3], dy.shape[3])
+
+
 def max_pool(x: Array, windows: Windows) -> tuple[Array, NDArray[np.int32]]:
     seen, real = windows.take(x, -np.inf), windows.take(np.ones_like(x), 0)
     largest = seen.max(axis=0)

@@ -29,6 +29,7 @@ SOURCES = {
         "moments moments_together normalize normalize_sums sums_together normalize_backward",
         ALL,
     ),
+    "bias": ("bias bias_wide bias_sums bias_together", ALL),
     "window": (
         "im2col col2im max_pool max_pool_backward average_pool average_pool_backward",
         ALL,

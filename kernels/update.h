@@ -7,6 +7,7 @@
 #define MD_UPDATE_H
 
 #include "arrays.h"
+#include "reduce.h"
 
 // What becomes of a gradient before the rules see it: it is scaled (the 1/n of a mean), clipped to
 // [-clip, clip], and weight decay is added.
@@ -104,25 +105,47 @@ template <class T> md_adam<T> md_rounded(const md_adam<double> &r) {
     return {T(r.beta1), T(r.rest1), T(r.beta2), T(r.rest2), T(r.rate), T(r.floor)};
 }
 
-// One step of a rule on all tensors. Columns of the table: weights, the slots, gradients.
+// A gradient of several replicas is summed a block at a time, into `sum`, and is used from the first
+// cache; nobody ever writes it to memory. That of one replica is used where it is.
+template <class T, class Use>
+static void md_summed(const T *const *sources, const std::vector<T> &counts, ptrdiff_t first,
+                      ptrdiff_t count, Use use) {
+    if (counts.size() == 1 && counts[0] == 1) return use(first, count, sources[0] + first);
+    alignas(64) T sum[MD_SUM_BLOCK];
+    T *const into[] = {sum};
+    for (const ptrdiff_t end = first + count; first < end; first += MD_SUM_BLOCK) {
+        const ptrdiff_t n = std::min<ptrdiff_t>(end - first, MD_SUM_BLOCK);
+        md_sum_block(n, into, sources, counts.data(), counts.size(), first, T(1));
+        use(first, n, sum);
+    }
+}
+
+// One step of a rule on all tensors. Columns of the table: weights, the slots, and the gradients of
+// as many replicas as there are counts, which say how many times each is taken.
 template <class Constants>
 static void md_update(md_parallel parallel, const md_table &table, const Constants &constants,
-                      double scale, double clip, const double *decay, int threads) {
+                      const std::vector<double> &counts, double scale, double clip,
+                      const double *decay, int threads) {
     md_by_type(table.wide(), [&](auto zero) {
         using T = decltype(zero);
         const auto rule = md_rounded<T>(constants);
+        const std::vector<T> rounded(counts.begin(), counts.end());
         constexpr int slots = decltype(rule)::slots;
-        md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t first, ptrdiff_t count) {
+        md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t from, ptrdiff_t size) {
             const md_preparation<T> before{T(scale), T(clip), T(decay[row])};
-            T *w = table.get<T>(row, 0, first);
-            const T *g = table.get<T>(row, slots + 1, first);
-            if constexpr (slots == 0)
-                md_loop(rule, before, count, g, w);
-            else if constexpr (slots == 1)
-                md_loop(rule, before, count, g, w, table.get<T>(row, 1, first));
-            else
-                md_loop(rule, before, count, g, w, table.get<T>(row, 1, first),
-                        table.get<T>(row, 2, first));
+            const T *const *sources = reinterpret_cast<const T *const *>(
+                &table.at[row * table.columns + slots + 1]);
+            md_summed(sources, rounded, from, size,
+                      [&](ptrdiff_t first, ptrdiff_t count, const T *g) {
+                          T *w = table.get<T>(row, 0, first);
+                          if constexpr (slots == 0)
+                              md_loop(rule, before, count, g, w);
+                          else if constexpr (slots == 1)
+                              md_loop(rule, before, count, g, w, table.get<T>(row, 1, first));
+                          else
+                              md_loop(rule, before, count, g, w, table.get<T>(row, 1, first),
+                                      table.get<T>(row, 2, first));
+                      });
         });
     });
 }

@@ -14,6 +14,8 @@ def sgd(
     scale: float,
     weight_decay: Sequence[float],
     clip: float = ...,
+    others: Sequence[_Tensors] = ...,
+    counts: Sequence[float] | None = ...,
     threads: int = 1,
 ) -> None: ...
 def momentum(
@@ -27,6 +29,8 @@ def momentum(
     scale: float,
     weight_decay: Sequence[float],
     clip: float = ...,
+    others: Sequence[_Tensors] = ...,
+    counts: Sequence[float] | None = ...,
     threads: int = 1,
 ) -> None: ...
 def rmsprop(
@@ -42,6 +46,8 @@ def rmsprop(
     scale: float,
     weight_decay: Sequence[float],
     clip: float = ...,
+    others: Sequence[_Tensors] = ...,
+    counts: Sequence[float] | None = ...,
     threads: int = 1,
 ) -> None: ...
 def adam(
@@ -58,5 +64,7 @@ def adam(
     scale: float,
     weight_decay: Sequence[float],
     clip: float = ...,
+    others: Sequence[_Tensors] = ...,
+    counts: Sequence[float] | None = ...,
     threads: int = 1,
 ) -> None: ...

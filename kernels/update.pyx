@@ -4,6 +4,10 @@ Every rule takes lists of C-contiguous arrays, float32 or float64, all of one dt
 tensor, of the same size in each list. Weights and slots are changed in place. Before the rule sees
 a gradient it is multiplied by `scale` (the 1/n of a mean), each element is clipped to
 [-clip, clip], and weight_decay[i] * weights[i] is added, or left out where weight_decay[i] is 0.
+
+`others` has lists of gradients of more replicas. What is scaled then is ((c0 g0 + c1 g1) + c2 g2)
+..., with `counts` c that are 1 unless given: the bits that reduce.sum gives, but nowhere stored.
+
 Hyperparameters are computed in double precision and rounded once to the element type. At most
 `threads` threads share the work; the result is the same for any number of them.
 
@@ -39,8 +43,8 @@ cdef extern from "update.h":
     ctypedef struct md_adam "md_adam<double>":
         double beta1, rest1, beta2, rest2, rate, floor
     void md_update[Rule](
-        md_parallel team, const md_table &table, const Rule &rule, double scale, double clip,
-        const double *decay, int threads,
+        md_parallel team, const md_table &table, const Rule &rule, const vector[double] &counts,
+        double scale, double clip, const double *decay, int threads,
     ) noexcept nogil
 
 cdef md_parallel parallel = the_team(team.parallel)
@@ -61,62 +65,88 @@ cdef vector[double] read_decay(
     return decay
 
 
+cdef vector[double] read_counts(str verb, object others, object counts) except *:
+    """How many times each replica's gradients are taken; raises where there is not one for each."""
+    cdef vector[double] read
+    if counts is None:
+        read.assign(1 + len(others), 1.0)
+    else:
+        read = counts
+    if <Py_ssize_t> read.size() != 1 + len(others):
+        raise ValueError(f"{verb}: {read.size()} counts for {1 + len(others)} lists of gradients")
+    return read
+
+
+cdef list names_of(list names, object others):
+    """The names of the columns, with those of the other replicas' gradients."""
+    return names + [f"others[{i}]" for i in range(len(others))]
+
+
 def sgd(
     weights, gradients, *, double lr, double scale, weight_decay, double clip=INFINITY,
-    int threads=1,
+    others=(), counts=None, int threads=1,
 ):
     """Apply w -= lr g."""
     cdef md_table table
-    read_table(table, "sgd", [weights, gradients], ["weights", "gradients"], 1)
+    cdef vector[double] each = read_counts("sgd", others, counts)
+    read_table(
+        table, "sgd", [weights, gradients, *others], names_of(["weights", "gradients"], others), 1
+    )
     cdef vector[double] decays = read_decay("sgd", weight_decay, clip, table)
     cdef md_sgd rule = md_sgd(lr)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def momentum(
     weights, gradients, momenta, *, double lr, double momentum, bint nesterov, double scale,
-    weight_decay, double clip=INFINITY, int threads=1,
+    weight_decay, double clip=INFINITY, others=(), counts=None,
+    int threads=1,
 ):
     """Apply m = momentum m + g, then w -= lr m, or with Nesterov w -= lr (g + momentum m)."""
     cdef md_table table
+    cdef vector[double] each = read_counts("momentum", others, counts)
     read_table(
-        table, "momentum", [weights, momenta, gradients], ["weights", "momenta", "gradients"], 2
+        table, "momentum", [weights, momenta, gradients, *others],
+        names_of(["weights", "momenta", "gradients"], others), 2,
     )
     cdef vector[double] decays = read_decay("momentum", weight_decay, clip, table)
     cdef md_momentum rule = md_momentum(lr, momentum, nesterov)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def rmsprop(
     weights, gradients, squares, momenta, *, double lr, double decay, double momentum,
-    double epsilon, double scale, weight_decay, double clip=INFINITY, int threads=1,
+    double epsilon, double scale, weight_decay, double clip=INFINITY, others=(), counts=None,
+    int threads=1,
 ):
     """Apply s = decay s + (1 - decay) g^2, m = momentum m + lr g / sqrt(s + epsilon), w -= m.
 
     The mean squares s of tf_cnn_benchmarks start from 1, the momenta m from 0.
     """
     cdef md_table table
+    cdef vector[double] each = read_counts("rmsprop", others, counts)
     read_table(
-        table, "rmsprop", [weights, squares, momenta, gradients],
-        ["weights", "squares", "momenta", "gradients"], 3,
+        table, "rmsprop", [weights, squares, momenta, gradients, *others],
+        names_of(["weights", "squares", "momenta", "gradients"], others), 3,
     )
     cdef vector[double] decays = read_decay("rmsprop", weight_decay, clip, table)
     cdef md_rmsprop rule = md_rmsprop(lr, decay, 1 - decay, momentum, epsilon)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def adam(
     weights, gradients, firsts, seconds, *, double lr, double beta1, double beta2, double epsilon,
-    Py_ssize_t step, double scale, weight_decay, double clip=INFINITY, int threads=1,
+    Py_ssize_t step, double scale, weight_decay, double clip=INFINITY, others=(), counts=None,
+    int threads=1,
 ):
     """Apply algorithm 1 of Kingma and Ba, "Adam: a method for stochastic optimization" (2015).
 
@@ -125,9 +155,10 @@ def adam(
     if step < 1:
         raise ValueError(f"adam: step counts from 1, got {step}")
     cdef md_table table
+    cdef vector[double] each = read_counts("adam", others, counts)
     read_table(
-        table, "adam", [weights, firsts, seconds, gradients],
-        ["weights", "firsts", "seconds", "gradients"], 3,
+        table, "adam", [weights, firsts, seconds, gradients, *others],
+        names_of(["weights", "firsts", "seconds", "gradients"], others), 3,
     )
     cdef vector[double] decays = read_decay("adam", weight_decay, clip, table)
     cdef double bias1 = 1 - pow(beta1, <double> step), bias2 = 1 - pow(beta2, <double> step)
@@ -136,5 +167,5 @@ def adam(
     )
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
     take_back(state)

@@ -78,6 +78,7 @@ if _TYPE_CHECKING:
     from minidist.checkpoint import load, save
     from minidist.cluster import Cluster, connect
     from minidist.instruments.bytes import Bytes
+    from minidist.instruments.profile import Profile
     from minidist.instruments.staleness import Staleness
     from minidist.padding import Padded, pad
     from minidist.staging import StagingArea
@@ -93,6 +94,7 @@ _LATER = {
     "Bytes": "minidist.instruments.bytes",
     "Cluster": "minidist.cluster",
     "Padded": "minidist.padding",
+    "Profile": "minidist.instruments.profile",
     "Staleness": "minidist.instruments.staleness",
     "StagingArea": "minidist.staging",
     "SummaryWriter": "minidist.summary",
@@ -104,6 +106,7 @@ _LATER = {
     "metrics": "minidist.metrics",
     "models": "minidist.models",
     "nn": "minidist.nn",
+    "nvtx": "minidist.instruments.nvtx",
     "optim": "minidist.optim",
     "pad": "minidist.padding",
     "save": "minidist.checkpoint",
@@ -120,6 +123,8 @@ def __getattr__(name: str) -> _Any:
     return value
 
 
+if _environ.get("NVTX_INJECTION64_PATH"):  # an NVIDIA profiler asks for ranges
+    _import_module("minidist.instruments.nvtx").begin()
 if _environ.get("MINIDIST_CHECK", "").strip().lower() not in ("", "0", "false", "no", "off"):
     __getattr__("check")()
 
@@ -142,6 +147,7 @@ __all__ = [
     "MultiStepContext",
     "Padded",
     "PerReplica",
+    "Profile",
     "ReduceOp",
     "ReplicaDeviceMap",
     "SingleDeviceMap",
@@ -180,6 +186,7 @@ __all__ = [
     "models",
     "name_scope",
     "nn",
+    "nvtx",
     "ops",
     "optim",
     "pad",

@@ -35,9 +35,12 @@ def put(copies: Sequence[Copy], change: Change, value: Any) -> None:
 
 def follow(copies: Sequence[Copy], mean: Tensor, momentum: float) -> None:
     """Let a moving average take in a mean over all replicas."""
-    new = copies[0].tensor * momentum + mean * (1 - momentum)
+    first = copies[0]
+    new = first.device.allocate(first.shape, first.dtype)
+    values = [[first.array], [to_device(mean, first.device).array]]
+    first.device.ops.sum([[new]], values, weights=[momentum, 1 - momentum])
     for copy in copies:
-        copy.write(new)
+        copy.write(Tensor(new, first.device))
 
 
 def assigned(copy: Copy, value: Any) -> Tensor:

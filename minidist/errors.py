@@ -61,6 +61,19 @@ class NonFiniteError(MinidistError, ArithmeticError):
     """A loss or gradient is NaN or infinite."""
 
 
+class OutOfMemoryError(MinidistError, MemoryError):
+    """There is no memory for what a layer computes.
+
+    `name` is the layer's, behind those of the models it is in; `nbytes` it asked for, or None.
+    """
+
+    def __init__(self, message: str, layer: Any, name: str, nbytes: int | None) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.name = name
+        self.nbytes = nbytes
+
+
 class InjectedError(MinidistError, RuntimeError):
     """A replica was made to fail on purpose."""
 

@@ -17,7 +17,7 @@ variable_mgr/staged.py). One with `updates` is written at once: its first update
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from minidist.comm.sharing import share
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.structure import leaf
 from minidist.sync_on_read import SyncOnReadVariable
+from minidist.tensor import Tensor
 from minidist.values import PerReplica, local_results
 from minidist.variable import Variable
 
@@ -150,12 +151,28 @@ def _follow(first: _Share, counts: Sequence[int], rows: Sequence[Sequence[Any]])
         t = int(first.updates.copies[0].tensor) + 1
         momentum *= (1 - momentum ** (t - 1)) / (1 - momentum**t)
         first.updates.assign(t)
-    for i, variable in enumerate(first.variables):
-        copy = variable.copies[0]
-        pairs = zip(rows, counts, strict=True)
-        parts = [fitting(copy, row[i]) * count for row, count in pairs if count]
-        mean = sum(parts[1:], parts[0]) * (1 / total)
+    with_examples = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
+    rows, counts = zip(*with_examples, strict=True)
+    for variable, mean in zip(first.variables, _means(first, counts, rows), strict=True):
         if first.updates is None:
             variable.reader.follow(variable.copies, mean, momentum)
         else:
             follow(variable.copies, mean, momentum)
+
+
+def _means(first: _Share, counts: Sequence[int], rows: Sequence[Sequence[Any]]) -> Iterator[Tensor]:
+    """Yield the mean for each variable, where its first copy is: of many in one pass."""
+    copies = [variable.copies[0] for variable in first.variables]
+    parts = [[fitting(copy, row[i]).array for row in rows] for i, copy in enumerate(copies)]
+    means = [copy.device.allocate(copy.shape, copy.dtype) for copy in copies]
+    alike: dict[Any, list[int]] = {}
+    for i, copy in enumerate(copies):
+        alike.setdefault((copy.device, copy.dtype), []).append(i)
+    for (device, _), places in alike.items():
+        device.ops.sum(
+            [[means[i] for i in places]],
+            [[parts[i][replica] for i in places] for replica in range(len(rows))],
+            weights=[float(count) for count in counts],
+            scale=1 / sum(counts),
+        )
+    return (Tensor(mean, copy.device) for mean, copy in zip(means, copies, strict=True))

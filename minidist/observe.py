@@ -118,7 +118,14 @@ class Observer:
     def accessed(self, reads: Sequence[Any], writes: Sequence[Any], what: str) -> None:
         """Hear that the calling thread reads and writes arrays now; `what` is the verb that does.
 
-        Told only while `minidist.checking` watches the verbs.
+        Told by GPUs' devices, of the host's memory, and else only while `minidist.checking` watches
+        the verbs.
+        """
+
+    def worked(self, work: Any) -> None:
+        """Hear that the calling thread does a kind of work that an implementation was chosen for.
+
+        Told within the verb whose work it is.
         """
 
     def leased(self, array: Any) -> None:
@@ -130,6 +137,27 @@ class Observer:
         Where it was `shared` with those who only drop it, they all have. May be told by the garbage
         collector, anywhere.
         """
+
+    # What a GPU's streams are given. Threads go on meanwhile.
+
+    def giving(self, stream: Any, what: str, reads: Sequence[Any], writes: Sequence[Any]) -> Any:
+        """Hear that the calling thread gives a piece of work to a stream, after all it waits for.
+
+        It reads and writes arrays: the GPU's, or pinned ones of the host's. What is returned comes
+        back to `given`.
+        """
+
+    def given(self, token: Any) -> None:
+        """Hear that the stream has been given the whole piece."""
+
+    def followed(self, stream: Any, event: Any) -> None:
+        """Hear that what a stream is given from now on comes after an event."""
+
+    def allocated(self, block: Any, stream: Any) -> None:
+        """Hear that free memory of a GPU has become a block, for what a stream is given now."""
+
+    def mapped(self, memory: Any) -> None:
+        """Hear that CUDA has given memory to a pool: whatever was at its addresses is over."""
 
     # Waiting.
 
@@ -216,6 +244,29 @@ class Span:
     def __exit__(self, *exception: object) -> None:
         for observer, token in reversed(self._tokens):
             observer.end(token)
+
+
+def piece(
+    stream: Any, what: str, reads: Sequence[Any], writes: Sequence[Any]
+) -> AbstractContextManager[None]:
+    """Return a with statement's way to tell of a piece of work that a GPU's stream is given."""
+    return Piece(stream, what, reads, writes) if watching else nothing
+
+
+class Piece:
+    """A piece of work, told to whoever watches when it begins to be given."""
+
+    __slots__ = ("_about", "_tokens")
+
+    def __init__(self, *about: Any) -> None:
+        self._about = about
+
+    def __enter__(self) -> None:
+        self._tokens = [(each, each.giving(*self._about)) for each in watching]
+
+    def __exit__(self, *exception: object) -> None:
+        for observer, token in reversed(self._tokens):
+            observer.given(token)
 
 
 def tick(kind: str, name: str, **about: Any) -> None:
@@ -321,6 +372,11 @@ def accessed(reads: Sequence[Any], writes: Sequence[Any], what: str) -> None:
         observer.accessed(reads, writes, what)
 
 
+def worked(work: Any) -> None:
+    for observer in watching:
+        observer.worked(work)
+
+
 def leased(array: Any) -> None:
     for observer in watching:
         observer.leased(array)
@@ -329,6 +385,21 @@ def leased(array: Any) -> None:
 def given_back(array: Any, events: Sequence[Any], shared: bool) -> None:
     for observer in watching:
         observer.given_back(array, events, shared)
+
+
+def followed(stream: Any, event: Any) -> None:
+    for observer in watching:
+        observer.followed(stream, event)
+
+
+def allocated(block: Any, stream: Any) -> None:
+    for observer in watching:
+        observer.allocated(block, stream)
+
+
+def mapped(memory: Any) -> None:
+    for observer in watching:
+        observer.mapped(memory)
 
 
 def waiting(ready: Callable[[], bool]) -> None:

@@ -9,13 +9,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from minidist import observe
 from minidist.errors import HangError
-
-if TYPE_CHECKING:
-    from minidist.kernels.rendezvous import Fence, SharedFence
 
 log = logging.getLogger("minidist")
 
@@ -28,6 +25,15 @@ def stack(thread: threading.Thread) -> str:
     """Return where a thread is now, for an error that names it."""
     frame = sys._current_frames().get(thread.ident or 0)
     return "".join(traceback.format_stack(frame)).rstrip() if frame else "  (it has ended)"
+
+
+class Reached(Protocol):
+    """A number that grows, such as a Fence."""
+
+    @property
+    def value(self) -> int: ...
+
+    def wait(self, target: int, timeout: float) -> bool: ...
 
 
 class Waiting:
@@ -46,7 +52,7 @@ class Waiting:
         """Return the seconds to the deadline, or 0."""
         return max(0.0, self._since + self._deadline - time.monotonic())
 
-    def tick(self, fence: Fence | SharedFence, target: int, what: Callable[[], str]) -> None:
+    def tick(self, fence: Reached, target: int, what: Callable[[], str]) -> None:
         """Wait a little for a fence; `what` says what is not going on, in a sentence."""
         if observe.watching:
             observe.waiting(lambda: fence.value >= target)

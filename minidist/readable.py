@@ -40,6 +40,10 @@ class Readable:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.read().__dlpack_device__()
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.read().__cuda_array_interface__
+
     def __float__(self) -> float:
         return float(self.read())
 

@@ -15,7 +15,7 @@ from minidist.dtypes import kind
 from minidist.errors import ContextError, MergeMismatchError
 from minidist.indexed_slices import IndexedSlices
 from minidist.structure import fill, leaves, map_leaves
-from minidist.tape import record
+from minidist.tape import Need, record
 from minidist.tensor import Tensor
 from minidist.values import Mirrored, PerReplica, local_results
 
@@ -88,7 +88,7 @@ class Replica:
         if not isinstance(value, Tensor) or kind(value.dtype) != "f":
             return result
 
-        def backward(dy: Array, _: Sequence[bool]) -> list[Array]:
+        def backward(dy: Array, _: Sequence[Need]) -> list[Array]:
             number = f"{brought.number}, for the gradient of its leaf {leaf}"
             upstream = _Brought(Tensor(dy, result.device), brought.op, number)
             reduced: Tensor = self.merge_call(_all_reduce, upstream)

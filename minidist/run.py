@@ -193,6 +193,7 @@ class Run:
     def _replica(self, i: int) -> None:
         """Run the function as replica `i`."""
         device = self._devices[i]
+        device.settle()
         caller = self._caller
         old = context.enter(
             context.Frame(

@@ -125,7 +125,7 @@ class StagingArea:
                     break
             waiting.tick(self._removed, removed + 1, self._no_room)
         if not unchanged and any(isinstance(source, Reading) for source in sources):
-            slot.copied.wait(max(waiting.left(), DEADLINE))
+            slot.copied.precede(max(waiting.left(), DEADLINE))
         return slot
 
     def _has_room(self, nbytes: int) -> bool:

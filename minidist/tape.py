@@ -26,8 +26,18 @@ from minidist.indexed_slices import IndexedSlices, concatenate
 from minidist.tensor import Tensor
 
 Gradient = Array | IndexedSlices
-Backward = Callable[[Array, Sequence[bool]], Sequence[Gradient | None]]
+
+
+class Place(NamedTuple):
+    """Where a gradient is wanted, if that spares a copy."""
+
+    array: Array
+
+
+Need = bool | Place
+Backward = Callable[[Array, Sequence[Need]], Sequence[Gradient | None]]
 Sink = Callable[[Any, Gradient], object]
+Into = Callable[[Any], Array | None]
 Readings = dict[int, tuple[Tensor, Any]]  # by id of a Tensor: it, and whose value it is
 
 
@@ -40,14 +50,19 @@ class Readable(Protocol):
 class Entry(NamedTuple):
     """One operation that ran: `backward(dy, needs)` gives one gradient per input.
 
-    `needs[i]` says whether anybody wants the gradient of input i; where not, None will do. What is
-    returned is new, or is `dy` or a view of it, and several of those may overlap; it must not
-    overlap what the closure keeps.
+    `needs[i]` says whether anybody wants the gradient of input i; where not, None will do. Where it
+    is a Place the gradient may be put there (`place`). What is returned is new, or is `dy` or a
+    view of it, and several of those may overlap; it must not overlap what the closure keeps.
     """
 
     output: Tensor
     inputs: tuple[Tensor, ...]
     backward: Backward
+
+
+def place(need: Need) -> Array | None:
+    """Return the array that a gradient is wanted in; None where any will do."""
+    return need.array if isinstance(need, Place) else None
 
 
 class _Active(threading.local):
@@ -158,7 +173,9 @@ class GradientTape:
             if recording:
                 _active.tapes.append(self)
 
-    def gradient(self, target: Tensor, sources: Any, sink: Sink | None = None) -> Any:
+    def gradient(
+        self, target: Tensor, sources: Any, sink: Sink | None = None, into: Into | None = None
+    ) -> Any:
         """Return d(sum of target)/d(source), in the structure of `sources`.
 
         `sources` is a Tensor, a variable or any nesting of them; one that `target` does not
@@ -169,7 +186,9 @@ class GradientTape:
 
         With `sink` nothing is returned: `sink(source, array)` takes each gradient as soon as no
         entry that is left can add to it, the source used last in the forward pass first; for a
-        source that `target` does not depend on it is not called.
+        source that `target` does not depend on it is not called. `into(source)` may say in which
+        array the sink would like a gradient; it is computed there where that spares a copy, and
+        else is another one.
 
         Raises ContextError if the tape is not persistent and has given its gradient.
         """
@@ -210,7 +229,7 @@ class GradientTape:
             results[index] = gradient if sparse else Tensor(gradient, target.device)
 
         with observe.span("backward", "back through the tape"):
-            _Walk(target, leaves, entries, readings).run(keep)
+            _Walk(target, leaves, entries, readings, into).run(keep)
         if sink is not None:
             return None
         return optree.tree_unflatten(structure, results)
@@ -227,12 +246,19 @@ class _Walk:
     """
 
     def __init__(
-        self, target: Tensor, leaves: Sequence[Any], entries: list[Entry], readings: Readings
+        self,
+        target: Tensor,
+        leaves: Sequence[Any],
+        entries: list[Entry],
+        readings: Readings,
+        into: Into | None = None,
     ) -> None:
         self._ops = target.device.ops
         self._target = target
         self._entries = entries
         self._gradients: dict[int, tuple[Gradient, bool]] = {}
+        self._leaves = leaves
+        self._into = into
 
         self._places: dict[int, list[int]] = {}  # id of a leaf -> where it stands in `leaves`
         for place, leaf in enumerate(leaves):
@@ -297,7 +323,10 @@ class _Walk:
     def _spread(self, entry: Entry, dy: Array, alone: bool) -> None:
         """Add what an entry's closure returns to the gradients of its inputs."""
         ops = self._ops
-        needs = tuple([id(tensor) in self._live for tensor in entry.inputs])
+        needs: list[Need] = [id(tensor) in self._live for tensor in entry.inputs]
+        if self._into is not None:
+            pairs = zip(needs, entry.inputs, strict=True)
+            needs = [need and self._need(id(tensor)) for need, tensor in pairs]
         gradients = entry.backward(dy, needs)
         passed = [
             need and ops.share_memory(_memory(dx), dy)
@@ -312,6 +341,19 @@ class _Walk:
                 self._gradients[id(tensor)] = dx, may_pass or not is_dy
             else:
                 self._gradients[id(tensor)] = self._add(*held, dx), True
+
+    def _need(self, key: int) -> Need:
+        """Return how the gradient of a live Tensor is wanted: where, if it is all a leaf gets."""
+        owners = self._owners.get(key, ())
+        whole = self._uses[key] == 1 and key not in self._gradients
+        if len(owners) != 1 or not whole or key in self._computed:
+            return True
+        (leaf,) = owners
+        if self._parts[leaf] > 1 or leaf in self._totals or len(self._places[leaf]) > 1:
+            return True
+        assert self._into is not None
+        array = self._into(self._leaves[self._places[leaf][0]])
+        return True if array is None else Place(array)
 
     def _add(self, held: Gradient, alone: bool, more: Gradient) -> Gradient:
         """Return the sum, in the memory of `held` where that is its alone."""

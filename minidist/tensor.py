@@ -85,17 +85,33 @@ class Tensor:
     def __dlpack__(self, **options: Any) -> Any:
         """Export the memory itself. Whoever writes to it breaks the promise that Tensors keep.
 
-        Raises BufferError for bfloat16, which NumPy cannot export.
+        On a GPU the stream that is named waits for what has been given to compute it; let the
+        Tensor live until that stream has read it. Raises BufferError for bfloat16.
         """
         if self.array.dtype.kind == "V":
-            raise BufferError(
-                f"a Tensor of {self.dtype} cannot be exported by DLPack from a CPU device; export "
-                'ops.cast(x, "float32"), which holds the same values'
-            )
-        return self.array.__dlpack__(**options)
+            raise BufferError(self._foreign("DLPack"))
+        return self.device.lend(self.array, lambda array: array.__dlpack__(**options))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """A GPU's memory itself, and the stream to wait for; see `__dlpack__`.
+
+        Raises AttributeError elsewhere, and for bfloat16.
+        """
+        if self.device.kind != "cuda":
+            raise AttributeError(f"a Tensor on {self.device.short} is in no GPU's memory")
+        if self.array.dtype.kind == "V":
+            raise AttributeError(self._foreign("__cuda_array_interface__"))
+        return self.device.lend(self.array, lambda array: array.__cuda_array_interface__)
+
+    def _foreign(self, way: str) -> str:
+        return (
+            f"a Tensor of {self.dtype} cannot be exported by {way}, where nobody knows that type; "
+            'export ops.cast(x, "float32"), which holds the same values'
+        )
 
     def __repr__(self) -> str:
         values = np.array2string(self.numpy(), separator=", ", threshold=20)

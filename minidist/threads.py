@@ -21,6 +21,7 @@ _lock = threading.Lock()
 _replicas: dict[int, int] = {}  # open strategies, by id, and their replicas
 _limits: Any = None  # what restores the limit that was found
 _part: int | None = None  # of the cores, where other processes of the job use them too
+_each: int | None = None  # threads of a replica, until one of the above changes
 
 # A child that is forked while another thread is at work here must not find the lock taken for ever.
 if hasattr(os, "register_at_fork"):
@@ -64,8 +65,16 @@ def part(mine: Collection[int], all_on_machine: Collection[Collection[int]]) -> 
 
 def divide(mine: Collection[int], all_on_machine: Iterable[Collection[int]]) -> None:
     """From now on use only this process's part of the cores; see `part`."""
-    global _part
-    _part = part(mine, list(all_on_machine))
+    global _part, _each
+    _part, _each = part(mine, list(all_on_machine)), None
+
+
+def each() -> int:
+    """Return how many threads compute for each replica, and for who computes without replicas."""
+    global _each
+    if _each is None:
+        _each = max(1, cores() // max(list(_replicas.values()), default=1))
+    return _each
 
 
 def limit_blas(owner: object, replicas: int) -> None:
@@ -83,11 +92,12 @@ def release_blas(owner: object) -> None:
 
 
 def _set() -> None:
-    global _limits
+    global _limits, _each
     from threadpoolctl import threadpool_limits  # 4 ms that a mere import need not pay
 
+    _each = None
     if _limits is not None:
         _limits.restore_original_limits()
         _limits = None
     if _replicas:
-        _limits = threadpool_limits(max(1, cores() // max(_replicas.values())), user_api="blas")
+        _limits = threadpool_limits(each(), user_api="blas")

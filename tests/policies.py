@@ -82,15 +82,15 @@ class Trainer:
     """A strategy with variables that start from `starts[replica][i]`; a context manager.
 
     Only `independent` looks at any replica's start but the first. Of the workers of a cluster each
-    has its share of the replicas, and knows what these compute.
+    has its share of the replicas, and knows what these compute. devices: CPUs if not given.
     """
 
-    def __init__(self, policy, starts, *, decays=None, cluster=None, **options):
+    def __init__(self, policy, starts, *, decays=None, cluster=None, devices=None, **options):
         name, policy_options = {**EVERY, **ACROSS, **RELAXING_ACROSS}[policy]
         self.n = len(starts)
         own = self.n // (1 if cluster is None else len(cluster.workers))
         self.strategy = md.Strategy(
-            f"cpu*{own}", name, cluster=cluster, **policy_options, **options
+            devices or f"cpu*{own}", name, cluster=cluster, **policy_options, **options
         )
         first = self.strategy.first_replica
         self.here = range(first, first + own)
@@ -154,7 +154,8 @@ class Trainer:
         for i, variable in enumerate(self.variables):
             assert len(variable.copies) in (1, len(self.here))
             for replica, copy in zip(self.here, variable.copies, strict=False):
-                assert same_bits(copy.array, expected[replica][i]), (replica, variable, copy.array)
+                value = copy.numpy()
+                assert same_bits(value, expected[replica][i]), (replica, variable, value)
 
 
 def _one_after_another(values):

@@ -178,6 +178,7 @@ def test_the_json_is_schema_1_and_complete() -> None:
         "phases",
         "hidden_share",
         "replicas",
+        "profile",
         "global_step",
         "resumed_at",
         "weights_checksum",

@@ -28,6 +28,8 @@ BOOLEANS = [
     "use_fp16",
     "use_bf16",
     "fp16_enable_auto_loss_scale",
+    "nvtx",
+    "profile",
 ]
 # What some flags cannot do without.
 COMPANIONS = {
@@ -71,6 +73,9 @@ def test_without_arguments_it_is_the_main_job() -> None:
         ("batch_size", "7", 7),
         ("num_devices", "1", 1),
         ("device", "cpu", "cpu"),
+        ("device", "cuda", "cuda"),
+        ("device", "cuda:1", "cuda:1"),
+        ("kernels", "gemm", "gemm"),
         ("data_format", "NCHW", "NCHW"),
         ("num_batches", "1", 1),
         ("num_epochs", "0.5", 0.5),
@@ -209,11 +214,12 @@ def test_unknown_flags_are_answered_with_a_guess_and_all_names() -> None:
 @pytest.mark.parametrize(
     ("argument", "allowed"),
     [
-        ("--model=resnet", "trivial, mlp or lenet"),
-        ("--model=", "trivial, mlp or lenet"),
+        ("--model=resnet", "trivial, mlp, lenet, resnet20 or resnet50"),
+        ("--model=", "trivial, mlp, lenet, resnet20 or resnet50"),
         ("--data_name=minst", "digits, mnist, cifar10, imagenet or synthetic"),
         ("--data_dir=", "a folder"),
-        ("--device=gpu", "cpu"),
+        ("--device=gpu", "cpu, cuda, or one GPU as cuda:0"),
+        ("--device=cpu:1", "cpu, cuda, or one GPU as cuda:0"),
         ("--data_format=nhwc", "NHWC or NCHW"),
         ("--variable_update=horovod", f"{', '.join(POLICIES)} or all"),
         ("--local_parameter_device=tpu", "cpu, device or gpu"),
@@ -329,7 +335,7 @@ def test_malformed_schedules_are_answered_with_the_form(text: str) -> None:
         ("--variable_update=parameter_server --staged_vars --caching", "contradict"),
         ("--hierarchical_copy --num_devices=1", "hierarchical_copy copies between devices"),
         ("--hierarchical_copy --all_reduce_spec=xring", "two ways to sum"),
-        ("--all_reduce_spec=nccl", "is not here yet; use auto"),
+        ("--all_reduce_spec=nccl", "sums on GPUs, but --device is cpu: give --device=cuda"),
         ("--all_reduce_spec=butterfly", "no algorithm is called 'butterfly'"),
         ("--all_reduce_spec=xring:2k", "odd number"),
         ("--variable_update=all --eval --train_dir=x", "names several"),

@@ -14,6 +14,7 @@ import minidist as md
 from minidist import comm, observe
 from minidist.comm.row import Row
 from minidist.device import host
+from minidist.optim.loss_scale import LossScale
 from minidist.traffic import Outline
 
 REPLICAS = [1, 2, 3, 5, 8]
@@ -169,12 +170,23 @@ def test_what_the_policies_move_in_closed_form():
         "independent": {},
         "parameter_server": up | down,
         "parameter_server+staged_vars": up | {link: n + unread for link, n in down.items()},
-        "replicated": up | down,
+        "replicated": {"cpu:0->cpu:1": L, "cpu:1->cpu:0": L},
         "replicated+relaxed": up | down,
     }
     for policy, moved in expected.items():
-        with (job := Job(policy, 2)).strategy:
+        with (job := Job(policy, 2, overlap=False)).strategy:
             assert job.measured() == dict(job.predicted()) == moved, policy
+    with (job := Job("replicated", 2, overlap=False, all_reduce_spec="copy")).strategy:
+        assert job.measured() == dict(job.predicted()) == up | down
+
+
+@pytest.mark.parametrize("option", ["gradient_clip_norm", "loss_scale"])
+def test_sums_that_are_looked_at_first_are_taken_on_the_host(option):
+    value = {"gradient_clip_norm": 1.0, "loss_scale": LossScale(8.0, automatic=True)}[option]
+    with (job := Job("replicated", 2, overlap=False)).strategy:
+        job.optimizer = md.optim.SGD(0.01, **{option: value})
+        measured = job.measured()
+        assert dict(job.predicted()) == measured and "host->cpu:1" in measured
 
 
 @pytest.mark.parametrize("policy", CACHING)
@@ -320,7 +332,7 @@ def test_a_staging_area_of_ones_own():
 
 
 def test_with_statements_add_up_and_pauses_do_not_count():
-    with (job := Job("replicated", 2)).strategy:
+    with (job := Job("replicated", 2, all_reduce_spec="copy")).strategy:
         right = job.measured()
         moved = md.Bytes(job.strategy)
         for _ in range(2):

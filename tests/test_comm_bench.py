@@ -349,7 +349,7 @@ def test_a_communicator_that_rounds_to_16_bits_is_wrong(monkeypatch):
         (["--op=mean", "-d=int32,int8"], "there is only the sum"),
         (["--root=2"], "--root=2: there are 2 replicas, and the first is number 0"),
         (["--all_reduce_spec=xring,ring"], "no algorithm is called 'ring'"),
-        (["--all_reduce_spec=nccl"], "needs GPUs and NCCL"),
+        (["--all_reduce_spec=nccl"], "nccl sums on GPUs, and cpu:0 is none; use auto"),
         (["--all_reduce_spec=mpi"], "start this under mpiexec"),
         (["--all_reduce_spec=copy,"], "--all_reduce_spec=copy, is not all, or specs"),
         (["--all_reduce_spec=copy", "-g=1", "--verb=all_gather"], "none of these communicators"),

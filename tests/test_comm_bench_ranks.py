@@ -137,7 +137,7 @@ def test_as_a_command_one_rank_prints_and_all_end_with_0():
     first, second = outcome.said
     assert "# Out of bounds values : 0 OK" in first
     assert re.search(r"^#   worker:1 on \S+: cpu:0$", first, re.MULTILINE)
-    assert re.search(r"^# not here: nccl: needs GPUs", first, re.MULTILINE)
+    assert re.search(r"^# not here: nccl: nccl sums on GPUs", first, re.MULTILINE)
     assert re.search(r"^# minidist \S+, .*MPI", first)
     assert second == ""
 

@@ -14,7 +14,6 @@ from minidist import comm
 from minidist.comm.spec import (
     ALGORITHMS,
     BETWEEN,
-    ELSEWHERE,
     SHARDED,
     SHARDED_BETWEEN,
     Range,
@@ -123,14 +122,11 @@ def test_each_tensor_is_in_the_first_range_that_takes_it(sizes, both):
         ("copy#2", "copy has no shards; pscpu, psgpu, xring may have"),
         ("rechd#2", "rechd has no shards"),
         ("auto#2", "auto has no shards"),
-        ("nccl", "is not here yet; use auto"),
-        ("nccl#2", "is not here yet; use auto"),
-        ("pscpu:2k:nccl", "is not here yet; use auto"),
-        ("nccl/xring", "is not here yet; use auto"),
-        ("copy/nccl", "is not here yet; use auto"),
+        ("nccl#2", "nccl has no shards"),
+        ("copy/nccl#2", "nccl has no shards between machines"),
         ("copy/", "no algorithm is called '' between machines"),
         ("/xring", "no algorithm is called ''"),
-        ("copy/copy", "'copy' between machines; there are xring, rechd, pscpu, collective"),
+        ("copy/copy", "'copy' between machines; there are xring, rechd, pscpu, nccl, collective"),
         ("copy/xring/xring", "'xring/xring' between machines"),
         ("copy/xring#2", "xring has no shards between machines; pscpu may have"),
         ("collective/xring", "over all ranks; before the slash"),
@@ -162,7 +158,7 @@ def test_what_is_no_text_is_a_usage_error():
             parse(wrong)
 
 
-@pytest.mark.parametrize("text", [*ALGORITHMS, *ORDER])
+@pytest.mark.parametrize("text", [*(name for name in ALGORITHMS if name != "nccl"), *ORDER])
 def test_every_algorithm_says_its_class_of_order(text):
     expected = ORDER[text] if text in ORDER else comm.make(text, md.devices("cpu*2")).order
     assert comm.make(text, md.devices("cpu*2")).order == expected
@@ -175,9 +171,17 @@ def test_auto_stays_in_the_serial_class():
         assert comm.make("auto", md.devices(devices)).order == "serial"
 
 
-def test_names_that_are_refused_are_no_algorithms():
-    assert not set(ELSEWHERE) & set(ALGORITHMS)
+def test_only_algorithms_have_shards():
     assert set(SHARDED) < set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("text", ["nccl", "pscpu:2k:nccl", "nccl/xring"])
+def test_nccl_is_for_gpus(text):
+    assert parse(text).by_nccl and not parse("copy/xring:4:auto").by_nccl
+    with pytest.raises(UsageError, match="nccl sums on GPUs, and cpu:0 is none; use auto"):
+        comm.make(text, md.devices("cpu*2"))
+    with pytest.raises(UsageError, match="nccl sums on GPUs"):
+        md.Strategy("cpu*2", all_reduce_spec=text)
 
 
 # --- options of policies ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import ranks
 
-from minidist.doctor import machine, packages, processes
+from minidist.doctor import gpus, kernels, machine, packages, processes
 from minidist.doctor.report import as_json, as_text, merged
 from minidist.errors import ClusterError
 from minidist.launch import mpiexec
@@ -53,7 +53,7 @@ def test_one_process_is_told_of_everything():
 
 
 def test_the_text_names_what_the_facts_name():
-    found = merged([packages.find(), processes.find({}), machine.find()])
+    found = everything()
     text = as_text(found)
     facts = json.loads(as_json(found))
     for each in facts["packages"]:
@@ -93,7 +93,7 @@ def test_a_missing_package_is_a_problem_unless_it_is_extra(monkeypatch):
     found = packages.find()
     assert whats(found) == ["optree is missing"]
     assert found.problems[0].cure.startswith("pip install 'optree>=")
-    text = as_text(merged([found, processes.find({}), machine.find()]))
+    text = as_text(everything(packages=found))
     assert "without pillow: for image files, pip install 'minidist[images]'" in text
 
 
@@ -104,7 +104,7 @@ def test_no_mpi_is_told_with_the_cure(monkeypatch):
     monkeypatch.setattr(processes.implementation, "vendor", missing)
     found = processes.find({})
     assert (found.facts["mpi"]["vendor"], found.problems) == (None, [])
-    assert "minidist[mpi]" in as_text(merged([packages.find(), found, machine.find()]))
+    assert "minidist[mpi]" in as_text(everything(processes=found))
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,122 @@ def test_an_mpiexec_of_another_mpi_is_a_problem(dialects, words, cure, monkeypat
     assert cure is None or problems[0].cure.startswith(cure)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "words"),
-    [
-        ({"count": 0, "driver": None, "cupy": None}, "no cuda: "),
-        ({"count": 2, "driver": "570.1", "cupy": "14.2"}, "cuda: 2 NVIDIA GPU, driver 570.1\n"),
-        ({"count": 1, "driver": "570.1", "cupy": None}, "without CuPy: pip install 'minidist[cu"),
+def everything(**replaced):
+    parts = {
+        "packages": packages.find(),
+        "processes": processes.find({}),
+        "machine": machine.find(),
+        "kernels": kernels.find(),
+        "gpus": gpus.find(),
+    }
+    return merged([*(parts | replaced).values()])
+
+
+TOLD = {
+    "cupy": "14.2.0",
+    "toolkit": "12.9",
+    "nvrtc": "12.9",
+    "nccl": "2.32.3",
+    "cudnn": "none (No module named 'cudnn')",
+    "supports": "13.0",
+    "devices": [
+        {"name": "NVIDIA X", "memory": 80 << 30, "capability": "9.0", "reaches": [1]},
+        {"name": "NVIDIA Y", "memory": 40 << 30, "capability": "8.0", "reaches": []},
     ],
+}
+
+
+def saying(text, status=0, errors=""):
+    """Return what is to be run in place of the process that asks CUDA."""
+
+    def run(command, **how):
+        assert command[1:] == ["-m", "minidist.doctor.cuda"] and how["timeout"] > 0
+        return subprocess.CompletedProcess(command, status, text, errors)
+
+    return run
+
+
+def asking(monkeypatch, run):
+    names = ("DEVNULL", "TimeoutExpired")
+    rest = {name: getattr(subprocess, name) for name in names}
+    monkeypatch.setattr(gpus, "subprocess", SimpleNamespace(run=run, **rest))
+
+
+def test_without_a_driver_there_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(gpus, "_driver", lambda: None)
+    asking(monkeypatch, None)  # nobody is asked
+    found = gpus.find()
+    assert found.problems == []
+    lines = as_text(everything(gpus=found)).splitlines()
+    assert [line for line in lines if "cuda" in line] == [
+        " " * 12 + "no cuda: there is no driver of NVIDIA's here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("driver", "extra"), [("570.1", "cuda12"), ("580.65.06", "cuda13"), ("unknown", "cuda13")]
 )
-def test_gpus_are_told(gpus, words, monkeypatch):
-    monkeypatch.setattr(machine, "_gpus", lambda: gpus)
-    assert words in as_text(merged([packages.find(), processes.find({}), machine.find()]))
+def test_without_cupy_the_driver_says_which_to_install(driver, extra, monkeypatch):
+    monkeypatch.setattr(gpus, "_driver", lambda: driver)
+    monkeypatch.setattr(packages, "version", lambda name: None)
+    text = as_text(everything(packages=packages_there(), gpus=gpus.find()))
+    assert f"cuda: driver {driver}, without CuPy: pip install 'minidist[{extra}]'" in text
+
+
+def packages_there():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packages, "version", lambda name: "1")
+        return packages.find()
+
+
+def cupy_is_there(monkeypatch, names=("cupy-cuda13x",)):
+    there = packages.version
+    monkeypatch.setattr(gpus, "_driver", lambda: "580.65.06")
+    monkeypatch.setattr(packages, "version", lambda n: "14" if n in names else there(n))
+
+
+def test_gpus_are_told_with_their_libraries_and_peers(monkeypatch):
+    cupy_is_there(monkeypatch)
+    asking(monkeypatch, saying(json.dumps(TOLD)))
+    found = gpus.find()
+    text = as_text(everything(gpus=found))
+    for line in (
+        "cuda: driver 580.65.06 for CUDA up to 13.0, CuPy 14.2.0 with CUDA 12.9, NVRTC 12.9",
+        "cuda:0, NVIDIA X, compute capability 9.0, 80 GB, reaches cuda:1",
+        "cuda:1, NVIDIA Y, compute capability 8.0, 40 GB",
+        "NCCL 2.32.3",
+        "without cuDNN, so convolutions are columns and matrix products: pip install 'minidist[",
+    ):
+        assert f"\n{'':12}{line}" in text
+    assert found.facts["gpus"]["devices"] == TOLD["devices"]
+
+
+def test_a_driver_that_cannot_be_used_is_a_problem(monkeypatch):
+    cupy_is_there(monkeypatch)
+    run = saying("", 1, "Traceback\ncudaErrorInsufficientDriver: CUDA driver is insufficient\n")
+    asking(monkeypatch, run)
+    found = gpus.find()
+    assert "CUDA cannot be used: cudaErrorInsufficientDriver" in whats(found)[0]
+    assert found.problems[0].cure.startswith("pip install 'minidist[cuda13]'")
+    assert "no cuda: driver 580.65.06 and cupy-cuda13x show no GPU" in as_text(
+        everything(gpus=found)
+    )
+
+    def hangs(command, **how):
+        raise subprocess.TimeoutExpired(command, how["timeout"])
+
+    asking(monkeypatch, hangs)
+    assert whats(gpus.find()) == ["CUDA has said nothing for 60 s"]
+
+
+def test_two_packages_of_cupy_and_default_streams_by_thread_are_problems(monkeypatch):
+    cupy_is_there(monkeypatch, ("cupy-cuda12x", "cupy-cuda13x"))
+    asking(monkeypatch, None)
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    both, streams = gpus.find().problems
+    assert "cupy-cuda12x and cupy-cuda13x are both installed" in both.what
+    assert both.cure.startswith("pip uninstall -y cupy-cuda12x cupy-cuda13x, then pip install")
+    assert streams.cure == "unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
 def test_little_shared_memory_is_a_problem(monkeypatch, tmp_path):
@@ -157,5 +262,5 @@ def test_little_shared_memory_is_a_problem(monkeypatch, tmp_path):
     usage.free = 1 << 40
     found = machine.find()
     assert found.problems == []
-    text = as_text(merged([packages.find(), processes.find({}), found]))
+    text = as_text(everything(machine=found))
     assert "1 files of 3 MB in it are of killed jobs" in text

@@ -86,10 +86,15 @@ LOOPS = """
 #include <stdio.h>
 #include <vector>
 
+#include "batch_norm.h"
 #include "layer.h"
 #include "reduce.h"
 #include "update.h"
 #include "window.h"
+
+static void alone(ptrdiff_t n, ptrdiff_t, int, md_body body, void *context) {
+    body(context, 0, n);
+}
 
 static std::vector<double> read_numbers() {
     std::vector<double> numbers;
@@ -175,6 +180,22 @@ template <class T> static void loops(const std::vector<double> &numbers) {
     md_average_pool_rows(windows, 0, rows, g.data(), image.data());
     md_average_pool_backward_rows(windows, 0, rows, image.data(), w.data());
     write(image), write(w);
+
+    const bool wide = sizeof(T) == sizeof(double);
+    const md_rows shape(rows, columns);
+    std::vector<T> mean(columns), variance(columns), y(n), dx(n);
+    md_moments_all(alone, 1, wide, shape, g.data(), mean.data(), variance.data());
+    write(mean), write(variance);
+    md_normalize_all(alone, 1, wide, shape, g.data(), mean.data(), variance.data(), w.data(),
+                     w.data(), 0.001, image.data(), true, y.data());
+    write(y);
+    md_normalize_backward_all(alone, 1, wide, shape, w.data(), y.data(), g.data(), mean.data(),
+                              variance.data(), w.data(), 0.001, true, dx.data(), a.data(),
+                              b.data(), image.data());
+    write(dx), write(a), write(b), write(image);
+    md_bias_all(alone, 1, wide, shape, g.data(), w.data(), true, y.data());
+    md_bias_backward_all(alone, 1, wide, shape, g.data(), y.data(), dx.data(), a.data());
+    write(y), write(dx), write(a);
 }
 
 int main() {

@@ -271,3 +271,53 @@ def test_adam_counts_steps_from_one() -> None:
             scale=1.0,
             weight_decay=[],
         )
+
+
+# --- gradients of several replicas
+
+
+@pytest.mark.parametrize("counts", [None, [3.0, 1.0, 7.0]])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", CONSTANTS)
+def test_adding_up_meanwhile_gives_the_bits_of_adding_up_before(
+    rule: str, dtype: str, replicas: int, counts: list[float] | None
+) -> None:
+    sizes = [0, 1, 2047, 2049, 70001]  # a block is 2048 elements
+    random = np.random.default_rng(7)
+    w, *slots = ([random.random(n).astype(dtype) for n in sizes] for _ in range(1 + SLOTS[rule]))
+    rows = [tensors(10 + r, dtype, sizes) for r in range(replicas)]
+    before = [[g.copy() for g in row] for row in rows]
+    own = counts[:replicas] if counts else None
+    how = {"scale": 1 / 11, "weight_decay": [0.0, 0.1, 0.0, 0.2, 1e-4], "clip": 0.05}
+    want = []
+    for w_, decay, *of_tensor in zip(w, how["weight_decay"], *rows, *slots, strict=True):
+        total = plain.sum(of_tensor[:replicas], own or [1.0] * replicas, 1.0)
+        g = plain.gradient(total, w_, how["scale"], decay, how["clip"])
+        changed = TWIN[rule](w_, g, *of_tensor[replicas:], **CONSTANTS[rule])
+        want.append(changed if isinstance(changed, tuple) else (changed,))
+
+    given = {"others": rows[1:], "counts": own, "threads": 2}
+    VERB[rule](w, rows[0], *slots, **CONSTANTS[rule], **how, **given)
+
+    for i, row in enumerate(want):
+        for got, expected in zip([w[i], *(slot[i] for slot in slots)], row, strict=True):
+            np.testing.assert_array_equal(got, expected)
+    for row, kept in zip(rows, before, strict=True):
+        for g, was in zip(row, kept, strict=True):
+            np.testing.assert_array_equal(g, was)
+
+
+@pytest.mark.parametrize("rule", CONSTANTS)
+def test_what_several_replicas_bring_fits(rule: str) -> None:
+    w, g, *slots = ([np.ones(3, np.float32)] for _ in range(2 + SLOTS[rule]))
+    how = {**CONSTANTS[rule], "scale": 1.0, "weight_decay": [0.0]}
+    with pytest.raises(ValueError, match=r"others\[0\]\[0\] must have 3 elements"):
+        VERB[rule](w, g, *slots, **how, others=[[np.ones(4, np.float32)]])
+    with pytest.raises(TypeError, match=r"others\[1\]\[0\] must be a NumPy array of float32"):
+        VERB[rule](w, g, *slots, **how, others=[g, [np.ones(3)]])
+    with pytest.raises(ValueError, match=r"has 1 tensors, but others\[0\] has 2"):
+        VERB[rule](w, g, *slots, **how, others=[g + g])
+    with pytest.raises(ValueError, match="3 counts for 2 lists of gradients"):
+        VERB[rule](w, g, *slots, **how, others=[g], counts=[1.0, 2.0, 3.0])
+    assert all((array == 1).all() for (array,) in (w, g, *slots)), "nothing was changed"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minidist as md
-from minidist import context, models, ops
+from minidist import context, models, nn, ops
 from minidist.errors import ShapeError, UsageError
 
 
@@ -23,6 +23,7 @@ def parameters(model) -> int:
         ("lenet", (32, 32, 3), 10, 2_432 + 51_264 + (8 * 8 * 64 + 1) * 512 + 5_130),
         ("mlp", (8, 8, 1), 3, 65 * 1024 + 1025 * 1024 + 1025 * 3),
         ("trivial", (8, 8, 1), 10, 65 + 2 * 4096 + 4097 * 10),
+        ("resnet20", (32, 32, 3), 10, 272_474),
     ],
 )
 def test_sizes(name, shape, classes, count):
@@ -32,7 +33,7 @@ def test_sizes(name, shape, classes, count):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(UsageError, match=r"vgg.*trivial, mlp, lenet"):
+    with pytest.raises(UsageError, match=r"vgg.*trivial, mlp, lenet, resnet20"):
         models.build("vgg", (28, 28, 1), 10)
 
 
@@ -59,3 +60,61 @@ def test_a_step_against_the_gradient_lowers_the_loss(name):
         variable.assign(variable.numpy() - 0.05 * gradient.numpy())
     assert before.item() == pytest.approx(np.log(10), abs=1.0)
     assert loss().item() < before.item()
+
+
+def test_the_size_of_resnet50(monkeypatch):
+    monkeypatch.setattr(nn, "he_normal", nn.zeros)  # quicker than so many random numbers
+    model = models.build("resnet50", (224, 224, 3), 1000)
+    assert parameters(model) == 25_557_032
+    assert len(model.trainable_variables) == 161
+    assert model.output_shape == (1000,)
+
+
+def test_resnets_halve_their_images_as_published():
+    small, large = models.resnet.resnet20((32, 32, 3), 10), models.resnet.resnet50((), 1000)
+    blocks = [layer for layer in small.layers if isinstance(layer, nn.Residual)]
+    assert small.build((32, 32, 3)) == (10,)
+    assert [block.output_shape for block in blocks] == (
+        [(32, 32, 16)] * 3 + [(16, 16, 32)] * 3 + [(8, 8, 64)] * 3
+    )
+    assert [block.shortcut is not None for block in blocks] == [False] * 3 + 2 * [
+        *(True, False, False)
+    ]
+
+    strided = [
+        [layer.strides for layer in block.layers if isinstance(layer, nn.Conv2D)]
+        for block in large.layers
+        if isinstance(block, nn.Residual)
+    ]
+    halving = [2, 1, 1]  # by its first convolution, the 1×1
+    assert strided == (
+        [[1, 1, 1]] * 3
+        + [halving, *[[1, 1, 1]] * 3]
+        + [halving, *[[1, 1, 1]] * 5]
+        + [halving, *[[1, 1, 1]] * 2]
+    )
+
+
+def test_the_gradient_of_resnet20_is_its_slope():
+    context.seed(1)
+    model = models.build("resnet20", (8, 8, 3), 10, dtype="float64")
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((4, 8, 8, 3)), rng.integers(0, 10, 4)
+    weights = model.trainable_variables
+    starts = [weight.numpy() + 0.1 * rng.standard_normal(weight.shape) for weight in weights]
+    directions = [rng.standard_normal(weight.shape) for weight in weights]
+
+    def loss(step: float = 0) -> md.Tensor:
+        for weight, start, direction in zip(weights, starts, directions, strict=True):
+            weight.assign(start + step * direction)
+        return ops.reduce_mean(ops.softmax_cross_entropy(model(x, training=True), labels))
+
+    with md.GradientTape() as tape:
+        target = loss()
+    gradients = tape.gradient(target, weights)
+    slope = sum(
+        float((gradient.numpy() * direction).sum())
+        for gradient, direction in zip(gradients, directions, strict=True)
+    )
+    h = 1e-7  # small enough to cross few kinks
+    assert (loss(h).item() - loss(-h).item()) / (2 * h) == pytest.approx(slope, rel=1e-4)

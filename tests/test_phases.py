@@ -213,10 +213,10 @@ def test_a_moment_belongs_to_the_innermost_span_with_a_phase(spans):
         ("independent", {}),
         ("parameter_server", {}),
         ("parameter_server", {"staged_vars": True}),
-        ("replicated", {}),
+        ("replicated", {"all_reduce_spec": "copy"}),
         ("replicated", {"overlap": True}),
         ("replicated", {"variable_consistency": "relaxed"}),
-        ("replicated", {"concurrent": False}),
+        ("replicated", {"concurrent": False, "all_reduce_spec": "copy"}),
     ],
     ids=str,
 )
@@ -244,7 +244,7 @@ def test_phases_of_a_replica_add_up_to_the_step(policy, options, replicas):
 
 
 def test_the_json_has_phases_and_the_report_says_them():
-    output = run(*BENCH)
+    output = run(*BENCH, "--all_reduce_spec=copy")
     results = output.results
     assert list(results["phases"]) == list(PHASES)
     assert results["hidden_share"] == 0  # the sums are taken in the meeting
@@ -265,7 +265,7 @@ def test_a_run_that_was_complete_before_has_no_phases(tmp_path):
 
 
 def test_all_policies_have_columns_for_waiting_and_what_was_hidden():
-    output = run(*BENCH, "--variable_update=all")
+    output = run(*BENCH, "--variable_update=all", "--all_reduce_spec=copy")
     assert "waiting" in output.text and "hidden" in output.text
     for name, results in output.results["runs"].items():
         assert set(results["phases"]) == set(PHASES)

@@ -338,3 +338,59 @@ def test_an_unfinished_tape_frees_its_memory_with_itself():
     assert ref() is not None
     del t
     assert ref() is None
+
+
+# --- gradients that are wanted in a place
+
+
+def wanting(places, asked):
+    """Return an `into` that has places for some sources, and notes for which it is asked."""
+
+    def into(source):
+        asked.append(source)
+        return places.get(id(source))
+
+    return into
+
+
+def test_a_gradient_is_computed_where_it_is_wanted():
+    x = ops.constant(np.arange(6, dtype="f4").reshape(3, 2))
+    w, bias = Weight([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), Weight([1.0, -1.0, 0.5])
+    places = {id(w): np.full((2, 3), np.nan, "f4")}
+    asked, found = [], {}
+    with GradientTape() as t:
+        y = ops.dense(x, w.read(), bias.read())
+    t.gradient(y, [w, bias], lambda v, g: found.update({id(v): g}), wanting(places, asked))
+    assert found[id(w)] is places[id(w)]
+    np.testing.assert_array_equal(found[id(w)], np.arange(6).reshape(3, 2).T @ np.ones((3, 3)))
+    assert found[id(bias)].tolist() == [3, 3, 3]
+    assert {id(source) for source in asked} == {id(w), id(bias)}
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, w: ops.matmul(ops.matmul(x, w.read()), w.read()),  # used twice
+        lambda x, w: ops.matmul(x, w.read()) + ops.reduce_sum(w.read()),  # by two operations
+    ],
+)
+@pytest.mark.parametrize("cached", [True, False])
+def test_nobody_is_asked_for_a_place_of_one_part_of_a_gradient(compute, cached):
+    x, value = np.array([[1.0, 2.0], [3.0, 4.0]], "f4"), [[0.5, -1.0], [2.0, 3.0]]
+    gradients, asked = [], []
+    for into in (None, wanting({}, asked)):
+        w = Weight(value, cached=cached)
+        with GradientTape() as t:
+            y = compute(ops.constant(x), w)
+        t.gradient(y, w, lambda v, g: gradients.append(g), into)
+    assert not asked
+    np.testing.assert_array_equal(*gradients)
+
+
+def test_a_source_that_is_given_twice_has_no_place():
+    w, found, asked = Weight([[2.0]]), [], []
+    with GradientTape() as t:
+        y = ops.matmul(ops.constant([[3.0]]), w.read())
+    t.gradient(y, [w, w], lambda v, g: found.append(g), wanting({}, asked))
+    assert [g.tolist() for g in found] == [[[3.0]], [[3.0]]] and found[0] is not found[1]
+    assert not asked

@@ -24,7 +24,8 @@ POLICIES = [
     ("independent", {}),
     ("parameter_server", {}),
     ("parameter_server", {"staged_vars": True}),
-    ("replicated", {}),
+    ("replicated", {"overlap": False}),
+    ("replicated", {"all_reduce_spec": "copy"}),
     ("replicated", {"overlap": True, "bucket_cap_mb": 1e-5}),
     ("replicated", {"variable_consistency": "relaxed"}),
 ]
@@ -87,7 +88,7 @@ def test_there_is_a_lane_for_each_replica_and_each_stream_in_use(trace):
     assert {event["tid"] for event in trace.events} - {1} <= set(names)
     assert {f"replica {i} (cpu:{i})" for i in range(3)} < set(names.values())
     assert {"the program", "reads input ahead"} < set(names.values())
-    if "relaxed" in trace.options.values() or "overlap" in trace.options:
+    if "relaxed" in trace.options.values() or trace.options.get("overlap"):
         assert "cpu:0 communication stream" in names.values()
 
 
@@ -163,9 +164,13 @@ def test_a_gradients_way_is_drawn(trace):
     for update in spans["update"]:
         assert update["args"]["variables"] == ["w0", "w1", "w2"]
         assert update["args"]["bytes"] == 3 * 16
-    if trace.meets:
+    if trace.options == {"overlap": False}:  # each update adds up all replicas' gradients
+        assert len(flows["gradient"]) == 4 * 3 * 3
+        assert not flows["sum"] and not spans["reduce"]
+        assert {update["args"]["replicas"] for update in spans["update"]} == {3}
+    elif trace.meets:
         sums = [each for each in spans["reduce"] if "variables" in each["args"]]
-        buckets = 3 if "overlap" in trace.options else 1
+        buckets = 3 if trace.options.get("overlap") else 1
         late = "variable_consistency" in trace.options
         assert len(sums) >= 4 * buckets - late
         assert len(flows["gradient"]) >= 3 * (4 * buckets - late)

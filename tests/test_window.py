@@ -112,7 +112,8 @@ def test_a_plot_that_is_still_read_is_not_taken_again():
 
 
 def test_the_fence_of_a_new_plot_is_at_its_start():
-    memory = np.full(192, 7, np.uint8)
+    memory = host().allocate((192,), np.uint8)
+    memory[:] = 7
     assert Part(memory).take(100) == 0
     assert SharedFence(memory[:64]).value == 0
     assert (memory[64:] == 7).all()

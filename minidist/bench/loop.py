@@ -64,7 +64,7 @@ class Loop:
         with self.watch.watching(), Progress(total) as progress:
             first = self.done - self.flags.num_warmup_batches + 1
             for step in range(first, total + 1):
-                self._measured_step(step, step in (first, total), progress)
+                self._measured_step(step, progress, first=step == first, last=step == total)
                 if self._after(step, progress):
                     progress.row(
                         "Stopping, as eval accuracy at least "
@@ -94,14 +94,14 @@ class Loop:
         self.done += 1
         return results, seconds
 
-    def _measured_step(self, step: int, shown: bool, progress: Progress) -> None:
+    def _measured_step(self, step: int, progress: Progress, *, first: bool, last: bool) -> None:
         flags, summaries = self.flags, self.summaries
-        shown = shown or step % flags.display_every == 0
+        shown = first or last or step % flags.display_every == 0
         written = summaries is not None and summaries.are_due(self.done + 1)
         # The share of the weights that the step starts from. It is work for the report only:
         # outside the measured seconds, and not done where nobody reads it.
         weights = self._weights_loss() if shown or written or flags.json is not None else 0.0
-        with self.watch.step(step):
+        with self.watch.step(step, last=last):
             results, seconds = self._step(flags.print_training_accuracy or written)
         self.figures.add(step, results, weights, seconds)
         progress.update(step)

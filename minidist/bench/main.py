@@ -8,6 +8,7 @@ from minidist.bench.crew import Crew
 from minidist.bench.flags import ALL, Flags
 from minidist.bench.flags.contradictions import check_among
 from minidist.bench.run import run
+from minidist.device import cpu_linear
 from minidist.errors import MinidistError
 
 
@@ -17,6 +18,8 @@ def main(flags: Flags, crew: Crew) -> None:
     A parameter server serves until the workers have ended.
     Raises what `run` raises, and MinidistError where the results cannot be written.
     """
+    if flags.kernels is not None:
+        cpu_linear.set_kernels(flags.kernels)
     crew.join(flags)
     cluster = crew.cluster
     check_among(flags, len(cluster.workers), len(cluster.servers))

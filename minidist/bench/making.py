@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from minidist import data, models, ops, optim
+from minidist.bench.crew import Crew
 from minidist.bench.flags import Flags
-from minidist.cluster import Cluster
 from minidist.errors import UsageError
 from minidist.nn import Layer
 from minidist.optim import LossScale
@@ -63,15 +65,28 @@ def test_batches(flags: Flags, workers: int, examples: data.Examples) -> data.Ba
     )
 
 
-def strategy(flags: Flags, cluster: Cluster) -> Strategy:
-    """Return the strategy for some processes, which the caller closes."""
+def strategy(flags: Flags, crew: Crew) -> Strategy:
+    """Return the strategy of a crew, which the caller closes."""
     return Strategy(
-        f"{flags.device}*{flags.num_devices}",
+        devices(flags, crew),
         flags.variable_update,
-        cluster=cluster,
+        cluster=crew.cluster,
         concurrent=flags.concurrent,
         **asdict(flags.policy_options()),
     )
+
+
+def devices(flags: Flags, crew: Crew) -> str:
+    """Return this worker's devices, as `md.devices` reads them.
+
+    Workers that see the same GPUs of a machine take them one after the other; all must ask.
+    """
+    if flags.device != "cuda":
+        return f"{flags.device}*{flags.num_devices}"
+    seen = [socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")]
+    before = crew.exchange("share GPUs", seen)[: crew.cluster.task]
+    first = before.count(seen) * flags.num_devices
+    return "cuda:" + ",".join(str(first + i) for i in range(flags.num_devices))
 
 
 def model(flags: Flags, of: data.Dataset) -> Layer:

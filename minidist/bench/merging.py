@@ -68,6 +68,14 @@ def phases(of_workers: Sequence[Found | None]) -> Phases | None:
     )
 
 
+def profile(of_workers: Sequence[Sequence[Found] | None]) -> list[dict[str, Any]] | None:
+    """Return the figures of all replicas, numbered through the workers; None unless asked for."""
+    every = [each for found in of_workers for each in found or ()]
+    if of_workers[0] is None:
+        return None
+    return [{**each, "replica": number} for number, each in enumerate(every)]
+
+
 def _renumbered(of: Mapping[str, Any], numbers: Mapping[int, int]) -> OfReplica:
     waited = {numbers[int(who)]: ms for who, ms in of["waited_for"].items()}
     return OfReplica(

@@ -16,6 +16,7 @@ from minidist.bench.loop import Loop
 from minidist.bench.saving import Keeper, Summaries
 from minidist.bench.watch import Watch
 from minidist.errors import UsageError
+from minidist.instruments.nvtx import nvtx
 from minidist.nn import Layer
 from minidist.strategy import Strategy
 from minidist.train import weights_checksums
@@ -31,7 +32,9 @@ def run(flags: Flags, dataset: data.Dataset, crew: Crew) -> dict[str, Any]:
     """
     context.seed(flags.tf_random_seed)
     with ExitStack() as closing:
-        strategy = closing.enter_context(making.strategy(flags, crew.cluster))
+        if flags.nvtx:
+            closing.enter_context(nvtx())
+        strategy = closing.enter_context(making.strategy(flags, crew))
         folder = None
         if flags.train_dir is not None:
             keep = flags.max_ckpts_to_keep or None
@@ -76,7 +79,7 @@ def _train(
             keeper.resume()
         if flags.save_summaries_steps:
             summaries = closing.enter_context(Summaries(flags, crew, folder, model, saved or 0))
-    watch = Watch(flags, crew, Counts(flags, strategy, model))
+    watch = Watch(flags, crew, Counts(flags, strategy, model), strategy)
     figures = Figures(crew, in_step=flags.cross_replica_sync)
     loop = Loop(
         flags,

@@ -14,18 +14,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from minidist import observe
 from minidist.checking.clocks import Actor, StreamActor
 from minidist.checking.handovers import HAND_OVERS
-from minidist.checking.memory import Buffer, Memory, owner_of, poison, span
+from minidist.checking.memory import Buffer, Cell, Memory, extent, on_gpu, owner_of, poison, span
 from minidist.checking.orders import Orders
 from minidist.checking.places import Access, Race, Stack, race, stack
 from minidist.checking.verbs import VERBS
 from minidist.device import known
 from minidist.device.cpu import ThreadEvent
 from minidist.errors import RaceError, UsageError
+from minidist.kernels import memory as heaps
 from minidist.patience import DEADLINE
 from minidist.variable import Copy
 
@@ -51,32 +50,37 @@ class Checker(Orders):
 
     def accessed(self, reads: Sequence[Any], writes: Sequence[Any], what: str) -> None:
         with self._lock:
-            access = Access(self._actor(), what, stack(3), self._here.submitted[-1])
-            for array in reads:
-                self._access(array, access, False)
-            for array in writes:
-                self._access(array, access, True)
+            self._touch(reads, writes, self._access(self._actor(), what, stack(3)))
 
-    def _access(self, array: Any, access: Access, writes: bool) -> None:
-        if not array.size:
-            return
-        buffer = self._memory.buffer(array)
+    def _access(self, actor: Actor, what: str, where: Stack) -> Access:
+        return Access(actor, what, where, self._here.submitted[-1])
+
+    def _touch(self, reads: Sequence[Any], writes: Sequence[Any], access: Access) -> None:
+        for arrays, kind in ((reads, False), (writes, True)):
+            for array in arrays:
+                if array.size:
+                    self._compare(self._memory.buffer(array), array, access, kind)
+
+    def _compare(self, buffer: Buffer, array: Any, access: Access, writes: bool) -> None:
         if buffer.freed is not None and not self._is_awaited(buffer, access.actor):
             self._report(array, (buffer.freed, "return to the pool"), (access, _kind(writes)))
-        actor, clock = access.actor, access.actor.clock
         for cell in buffer.between(*span(array)):
-            last = cell.write
-            if last is not None and last.time > clock.get(last.actor.number, 0):
-                self._report(array, (last, "write"), (access, _kind(writes)))
+            self._compare_cell(cell, array, access, writes)
             if not writes:
-                cell.reads[actor.number] = access
+                cell.reads[access.actor.number] = access
                 continue
-            for number, read in cell.reads.items():
-                if read.time > clock.get(number, 0):
-                    self._report(array, (read, "read"), (access, "write"))
             cell.write = access
             if cell.reads:
                 cell.reads = {}
+
+    def _compare_cell(self, cell: Cell, array: Any, access: Access, writes: bool) -> None:
+        last, clock = cell.write, access.actor.clock
+        if last is not None and last.time > clock.get(last.actor.number, 0):
+            self._report(array, (last, "write"), (access, _kind(writes)))
+        if writes:
+            for number, read in cell.reads.items():
+                if read.time > clock.get(number, 0):
+                    self._report(array, (read, "read"), (access, "write"))
 
     def _is_awaited(self, buffer: Buffer, actor: Actor) -> bool:
         """Whether what an actor does is before an event that the pool waits for.
@@ -101,8 +105,6 @@ class Checker(Orders):
             self._here.looking = False
 
     def given_back(self, array: Any, events: Sequence[Any], shared: bool) -> None:
-        if not isinstance(array, np.ndarray):  # a GPU's: its streams order themselves
-            return
         self._lock.later(partial(self._given_back, array, events, shared, stack(3)))
 
     def _given_back(self, array: Any, events: Sequence[Any], shared: bool, where: Stack) -> None:
@@ -113,16 +115,17 @@ class Checker(Orders):
         buffer.events = tuple(events)
         buffer.freed = Access(actor, "release", where, self._here.submitted[-1])
         buffer.released = actor.give()
-        self._poison(buffer, array)
+        if not on_gpu(array):
+            self._poison(buffer, array)
 
     def leased(self, array: Any) -> None:
-        if not isinstance(array, np.ndarray):
-            return
         with self._lock:
             buffer = self._memory.buffer(array)
             actor = self._actor()
             buffer.freed = None
             actor.take(buffer.released)
+            if on_gpu(array):  # what is done with it next follows its readers on the streams
+                return
             for event in buffer.events:
                 if getattr(event, "stream", None) in self._streams and self._is_done(event):
                     self.waited(event)
@@ -134,6 +137,40 @@ class Checker(Orders):
         if not buffer.poisoned and all(self._is_done(event) for event in buffer.events):
             poison(array)
             buffer.poisoned = True
+
+    # --- a GPU: what threads say is to be done, and what its streams do, in their own order
+
+    def giving(self, stream: Any, what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        with self._lock:
+            where = stack(3)
+            said = self._access(self._actor(), what, where)
+            done = self._access(self._given_to(stream), what, where)
+            for arrays, kind in ((reads, False), (writes, True)):
+                for array in arrays:
+                    if not on_gpu(array):
+                        self._touch(() if kind else [array], [array] if kind else (), done)
+                    elif array.size:
+                        self._compare(self._memory.buffer(array), array, said, kind)
+                        addresses = self._memory.of_gpu(array.data.device_id)
+                        self._compare(addresses, array, done, kind)
+
+    def allocated(self, block: Any, stream: Any) -> None:
+        with self._lock:
+            where = stack(3)
+            low, high = extent(block)
+            self._memory.buffer_of(block).cells[0].write = self._access(
+                self._actor(), "allocate", where
+            )
+            addresses = self._memory.of_gpu(block.device_id)
+            done = self._access(self._given_to(stream), "allocate", where)
+            for cell in addresses.between(low, high):
+                self._compare_cell(cell, block, done, True)
+            addresses.renew(low, high, Cell(done, {}))
+
+    def mapped(self, memory: Any) -> None:
+        with self._lock:
+            addresses = self._memory.of_gpu(memory.device_id)
+            addresses.renew(memory.ptr, memory.ptr + memory.size, Cell(None, {}))
 
     # --- what was found
 
@@ -159,6 +196,7 @@ class Checker(Orders):
     def begin_checking(self) -> None:
         _finish()  # what was given before was not heard of
         VERBS.begin()
+        heaps.poison(1)
         HAND_OVERS.begin()
         observe.attach(self)
 
@@ -166,6 +204,7 @@ class Checker(Orders):
         _finish()
         observe.detach(self)
         HAND_OVERS.end()
+        heaps.poison(-1)
         VERBS.end()
 
 
@@ -212,6 +251,8 @@ def _finish() -> None:
             event = stream.record()
             if isinstance(event, ThreadEvent):
                 event.stream.finished.wait(event.position, DEADLINE)
+            else:
+                event.wait(DEADLINE)
 
 
 def _kind(writes: bool) -> str:
@@ -220,6 +261,8 @@ def _kind(writes: bool) -> str:
 
 def _memory_name(array: Any) -> str:
     """Say what an array is: of which variable, if it is one's."""
+    if not hasattr(array, "dtype"):
+        return f"{array.size} bytes of {array.on.short}'s memory, which are used anew"
     owner = owner_of(array)
     start, end = span(array)
     what = f"{array.dtype}{list(array.shape)}"

@@ -1,6 +1,7 @@
 """Orders: what each thread and stream has seen of what the others did, as it is told.
 
 a stream            has seen what was before each `submit`; who waits for its event, the work
+a GPU's stream      has seen what was before each piece; who waits for its event, or follows it, too
 a run               replicas have seen what its caller did before, the caller what they all did
 a meeting           who merges has seen what all did before it, all what the merge function did
 a hand-over         who takes from a lock, queue or thread has seen what those did who gave
@@ -13,11 +14,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from minidist import observe
 from minidist.checking.clocks import Actor, Clock, StreamActor, joined
 from minidist.checking.places import Stack, stack
+from minidist.device.cpu import ThreadEvent
 
 
 class _Here(threading.local):
@@ -86,6 +89,7 @@ class Orders(observe.Observer):
         self._here = _Here()
         self._streams: weakref.WeakKeyDictionary[Any, StreamActor] = weakref.WeakKeyDictionary()
         self._pieces: dict[tuple[int, int], tuple[Clock, Stack]] = {}
+        self._events: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()  # of GPUs
         self._runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
         self._given: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()
         self._given_names: dict[Any, Clock] = {}  # for keys such as texts and numbers
@@ -135,7 +139,30 @@ class Orders(observe.Observer):
         if self._here.looking:
             return
         with self._lock:
-            self._actor().take(self._stream(event.stream).after(event.position))
+            self._actor().take(self._before(event))
+
+    def _before(self, event: Any) -> Clock | None:
+        """Return what an event's stream has seen and done before it."""
+        if isinstance(event, ThreadEvent):
+            return self._stream(event.stream).after(event.position)
+        return self._events.get(event)
+
+    def recorded(self, event: Any) -> None:
+        if not isinstance(event, ThreadEvent):  # may be the garbage collector's doing
+            self._lock.later(partial(self._recorded, event))
+
+    def _recorded(self, event: Any) -> None:
+        self._events[event] = self._stream(event.stream).give()
+
+    def followed(self, stream: Any, event: Any) -> None:
+        with self._lock:
+            self._stream(stream).take(self._before(event))
+
+    def _given_to(self, stream: Any) -> StreamActor:
+        """Return a GPU's stream, which is given something by the calling thread."""
+        actor = self._stream(stream)
+        actor.take(self._actor().give())
+        return actor
 
     # --- runs and meetings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -13,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 from minidist import context
-from minidist.checking.clocks import Actor
+from minidist.checking.clocks import Actor, StreamActor
 
 PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 DEPTH = 40  # calls that are kept of a stack
@@ -35,6 +36,10 @@ class Access:
         self.submitted = submitted  # where a stream was given the work
         self.who = who()
 
+    @property
+    def is_a_streams(self) -> bool:
+        return isinstance(self.actor, StreamActor)
+
     def line(self) -> str:
         """Return the place in the user's program, or where there is none minidist's."""
         calls = (*self.stack, *self.submitted)
@@ -42,7 +47,7 @@ class Access:
 
     def told(self, kind: str) -> str:
         """Return who did it, and the stack in a few lines."""
-        who = self.actor.name if self.submitted else _named(self.who, self.actor.name)
+        who = self.actor.name if self.is_a_streams else _named(self.who, self.actor.name)
         text = f"a {kind} by {who}, in {self.verb}:\n{_short(self.stack)}"
         if self.submitted:
             text += f"\n    which was given this work at\n{_short(self.submitted)}"
@@ -108,8 +113,9 @@ def _short(calls: Stack) -> str:
 
 
 def _is_users(call: tuple[CodeType, int]) -> bool:
-    """Whether a call is in the user's program: not in minidist, nor where threads begin."""
-    return not call[0].co_filename.startswith((PACKAGE, threading.__file__))
+    """Whether a call is in the user's program: not in minidist, nor where Python goes between."""
+    between = threading.__file__, contextlib.__file__
+    return not call[0].co_filename.startswith((PACKAGE, *between))
 
 
 def _line(call: tuple[CodeType, int]) -> str:

@@ -1,10 +1,8 @@
 """Verbs: which arrays each verb of a CPU device reads and writes, told where the verb is used.
 
 Of the verbs of `device.ops` and of the device's copies. What a verb computes inside, with other
-verbs, is not told again. Besides,
-  * what is handed out to be looked at (`numpy()`, `__array__`, DLPack) counts as read there and
-    then, and nobody can write to it,
-  * what is allocated is poisoned, so that who reads it before it is written finds NaN.
+verbs, is not told again. What is handed out to be looked at (`numpy()`, `__array__`, DLPack) counts
+as read there and then, and nobody can write to it.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidist import observe
-from minidist.checking.memory import owner_of, poison
+from minidist.checking.memory import owner_of
 from minidist.checking.telling import Method, Telling
 from minidist.device.cpu import CpuDevice
 from minidist.device.cpu_ops import CpuOps
@@ -103,18 +101,9 @@ def _unwritable(array: Any) -> Any:
 
 def _dlpack(method: Method) -> Method:
     def told(self: Tensor, **options: Any) -> Any:
-        if self.array.dtype.kind == "V":  # bfloat16: the plain one says what to do
-            return method(self, **options)
+        if self.device.kind == "cuda" or self.array.dtype.kind == "V":
+            return method(self, **options)  # of bfloat16 it says what to do
         return self.numpy().__dlpack__(**options)
-
-    return told
-
-
-def _allocate(method: Method) -> Method:
-    def told(self: Any, shape: Any, dtype: Any) -> Any:
-        array = method(self, shape, dtype)
-        poison(array)
-        return array
 
     return told
 
@@ -127,7 +116,6 @@ VERBS = Telling(
         ),
         *((CpuDevice, name, _telling(name, written)) for name, written in DEVICE_WRITES.items()),
         (CpuOps, "host_view", _host_view),
-        (CpuDevice, "allocate", _allocate),
         (Tensor, "__dlpack__", _dlpack),
     ]
 )

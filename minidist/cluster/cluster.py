@@ -82,7 +82,7 @@ class Cluster:
         ranks = self.workers if ranks is None else ranks
         channel = self.channel()
         if self.engine is None or len(ranks) == 1:
-            return Peers()
+            return Peers(patience)
         names = [self.name(rank) for rank in ranks]
         peers = Ranks(self.engine, channel, ranks, names, patience)
         self._groups.add(peers)

@@ -36,7 +36,7 @@ class Site:
         cls, devices: Sequence[Device], cluster: Cluster, *, in_step: bool, patience: Patience
     ) -> Site:
         """Return that of a strategy; in_step: whether its workers meet. All of them must ask."""
-        peers, sums = [cluster.peers(patience) if in_step else Peers() for _ in range(2)]
+        peers, sums = [cluster.peers(patience) if in_step else Peers(patience) for _ in range(2)]
         files = cluster.peers(patience)
         brought = files.meet("make a strategy", struct.pack("<I", len(devices)))
         everywhere = tuple([struct.unpack("<I", each)[0] for each in brought])

@@ -8,6 +8,7 @@
 | xring#shards | a share on each replica, passed round a ring | ring | ring.py |
 | rechd | a share on each replica, by halves exchanged with mates | tree | halving.py |
 | hierarchical_copy | within two groups, across and back | tree | hierarchical.py |
+| nccl | each rank of NCCL's by NCCL | NCCL's | nccl.py |
 | auto | as the fastest of the serial ones, by size | serial | auto.py |
 
 Over several processes tiered.py puts together what is done in a machine, where each rank adds up a
@@ -19,6 +20,7 @@ share (exchange.py), and what is done between machines (between.py):
 | xring | the machines' sums, along chains that each begin with another one | ring | chain.py |
 | rechd | the machines' sums, by halves exchanged with mates | tree | doubling.py |
 | pscpu#shards | the machines' sums, on machines that serve by turns | serial | gathered.py |
+| nccl | the processes' sums, by NCCL | NCCL's | nccl.py |
 | collective | the machines' sums, by MPI's own all-reduce | MPI's | collective.py |
 
 Ranks meet through peers.py, and hand each other arrays in memory that they share (window.py,
@@ -39,6 +41,8 @@ from minidist.comm.compact import Compact
 from minidist.comm.copy import Copy
 from minidist.comm.halving import HalvingDoubling
 from minidist.comm.hierarchical import HierarchicalCopy
+from minidist.comm.nccl import Nccl
+from minidist.comm.nccl_machines import NcclMachines
 from minidist.comm.packing import Packer, allocate_row, packer
 from minidist.comm.peers import Peers, Ranks
 from minidist.comm.ranges import ByRange
@@ -74,18 +78,29 @@ def make(
     if isinstance(spec, str):
         spec = parse(spec)
     if isinstance(peers, Ranks):
-        members = [_across(one, devices, peers, counts) for one in spec.ranges]
+        members = [_across(one, devices, packer, peers, counts) for one in spec.ranges]
         replicas = sum(counts)
     else:
-        members = [_make(one, devices, packer, reducers) for one in spec.ranges]
+        members = [_make(one, devices, packer, reducers, peers) for one in spec.ranges]
         replicas = len(devices)
     whole = members[0] if len(members) == 1 else ByRange(spec, members)
     return Compact(whole, compact) if compact and replicas > 1 else whole
 
 
 def _across(
-    one: Range, devices: Sequence[Device], peers: Ranks, counts: Sequence[int]
+    one: Range,
+    devices: Sequence[Device],
+    packer: Packer | None,
+    peers: Ranks,
+    counts: Sequence[int],
 ) -> Communicator:
+    if one.algorithm == "nccl" and one.between in (None, "nccl"):
+        return Nccl(devices, packer, peers=peers, counts=counts)
+    if one.algorithm == "nccl":
+        return NcclMachines(devices, peers, counts, str(one.between), one.between_shards)
+    if one.between == "nccl":
+        own = _make(one, devices, None, None, None) if len(devices) > 1 else None
+        return Nccl(devices, packer, peers=peers, counts=counts, inside=own)
     if one.algorithm == "collective":
         return Tiered(devices, peers, counts, "serial", "collective", apart=True)
     inside = ORDERS.get(one.algorithm, "serial")
@@ -97,6 +112,7 @@ def _make(
     devices: Sequence[Device],
     packer: Packer | None,
     reducers: Sequence[Device] | None,
+    peers: Peers | None,
 ) -> Communicator:
     match one.algorithm:
         case "copy":
@@ -111,5 +127,9 @@ def _make(
             return HalvingDoubling(devices, packer)
         case "hierarchical_copy":
             return HierarchicalCopy(devices, packer)
+        case "nccl":
+            return Nccl(devices, packer, peers=peers)
         case _:
+            if devices[0].kind == "cuda":  # gradients would have to come to the host first
+                reducers = None
             return make(fastest(devices[0]), devices, packer, reducers=reducers)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist import observe
-from minidist.comm.cutting import cut, lengths, shares
+from minidist.comm.cutting import Plan, cut, lengths, shares
 from minidist.comm.packing import allocate_row
 from minidist.comm.peers import Peers
 from minidist.comm.row import Row, placed, tell
@@ -60,10 +60,11 @@ class Communicator(ABC):
             self._agree(f"reduce to replica {root}")
         if destination is None and here:
             raise UsageError("reduce: the sum is wanted in this process; give a destination for it")
-        with Scratch() as scratch:
-            if destination is None:
-                destination = scratch.like(self.devices[0], sources[0])
-            self.all_reduce(sources, [destination], weights, scale=scale, threads=threads)
+        wanted = [] if destination is None else [destination]
+        if root is None:
+            self.all_reduce(sources, wanted, weights, scale=scale, threads=threads)
+        else:
+            self._reduce_to(root, sources, wanted, weights, scale, threads)
 
     def reduce_scatter(
         self,
@@ -94,11 +95,7 @@ class Communicator(ABC):
                     f"reduce_scatter: replica {k} of {n} gets {sizes} elements of the tensors, and "
                     f"its destination has room for {[array.size for array in row]}"
                 )
-        with Scratch() as scratch:
-            total = scratch.like(self.devices[0], given[0])
-            self.all_reduce(given, [total], weights, scale=scale, threads=threads)
-            for k, row in enumerate(wanted, self.first):
-                copy_row(row, cut(total, plan)[k])
+        self._sum_shares(given, wanted, plan, weights, scale, threads)
 
     def allocate(self, kinds: Sequence[tuple[tuple[int, ...], Any]]) -> Row:
         """Return a row of arrays, each (shape, dtype), in which a sum is had the fastest.
@@ -113,8 +110,7 @@ class Communicator(ABC):
 
         Raises UsageError for a replica that there is not, ShapeError as all_reduce does.
         """
-        if not alike(rows):
-            _check("broadcast", rows, [])
+        fit("broadcast", rows, [])
         self._check_replica("broadcast", root)
         with observe.span("copy", "broadcast", tensors=len(rows[0])):
             self._broadcast_rows(placed(rows, self.devices), root)
@@ -143,8 +139,7 @@ class Communicator(ABC):
         """
         if not destinations:
             raise UsageError("all_reduce has no destination; give a row for each device")
-        if not alike((*sources, *destinations)):
-            _check("all_reduce", sources, destinations)
+        fit("all_reduce", sources, destinations)
         in_place = destinations is sources
         sources = placed(sources, self.devices)
         destinations = sources if in_place else placed(destinations, self.devices)
@@ -156,6 +151,9 @@ class Communicator(ABC):
         how = {"tensors": len(sources[0]), "bytes": nbytes, "destinations": len(destinations)}
         with observe.span("reduce", type(self).__name__, sources=len(sources), **how):
             self._all_reduce(sources, destinations, weights, scale, threads)
+
+    def close(self) -> None:  # noqa: B027, most hold nothing else
+        """Give back what is held beside memory; closing twice is fine."""
 
     @property
     def replicas(self) -> int:
@@ -174,6 +172,36 @@ class Communicator(ABC):
     def _agree(self, what: str) -> None:
         """Meet the other processes, if there are any, all of which must be about to do that."""
         self._peers.meet(what)
+
+    def _reduce_to(
+        self,
+        root: int,
+        sources: Sequence[Sequence[Array]],
+        destinations: Sequence[Sequence[Array]],
+        weights: Sequence[float] | None,
+        scale: float,
+        threads: int,
+    ) -> None:
+        """Put the sum into the destinations, of which there are none where it is not wanted."""
+        with Scratch() as scratch:
+            wanted = destinations or [scratch.like(self.devices[0], sources[0])]
+            self.all_reduce(sources, wanted, weights, scale=scale, threads=threads)
+
+    def _sum_shares(
+        self,
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
+        plan: Plan,
+        weights: Sequence[float] | None,
+        scale: float,
+        threads: int,
+    ) -> None:
+        """Put the plan's share of the sum into the destination of each replica here."""
+        with Scratch() as scratch:
+            total = scratch.like(self.devices[0], sources[0])
+            self.all_reduce(sources, [total], weights, scale=scale, threads=threads)
+            for k, row in enumerate(destinations, self.first):
+                copy_row(row, cut(total, plan)[k])
 
     def _broadcast_rows(self, rows: Sequence[Row], root: int) -> None:
         for row in rows:
@@ -227,9 +255,12 @@ def copy_row(destination: Row, source: Row) -> None:
         device.copy(into, array)
 
 
-def _check(
+def fit(
     verb: str, sources: Sequence[Sequence[Array]], destinations: Sequence[Sequence[Array]]
 ) -> None:
+    """Raise ShapeError naming the first row that is not like that of replica 0."""
+    if alike((*sources, *destinations)):
+        return
     first = sources[0]
     kinds = [(array.shape, array.dtype) for array in first]
     for who, rows in (("replica", sources), ("destination", destinations)):

@@ -42,6 +42,9 @@ class Compact(Communicator):
     def first(self) -> int:
         return self._inner.first
 
+    def close(self) -> None:
+        self._inner.close()
+
     def _heard(
         self, sources: Sequence[Row], weights: Sequence[float] | None
     ) -> tuple[Sequence[Row], Sequence[float] | None]:

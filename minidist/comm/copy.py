@@ -7,8 +7,8 @@
 Tensor i is summed on device i mod n of the reducers: the compute devices, or the host alone. Each
 element is added up once, in replica order, and stored into each destination from the register it
 was added up in: n reads and a write for each destination. What is summed by devices of one
-arithmetic and memory, as all on the CPU are, goes in one call. Chunks of elements are spread over
-threads; which thread does a chunk changes no bit.
+arithmetic and memory, as all on the CPU and all on one GPU are, goes in one call. Chunks of
+elements are spread over threads; which thread does a chunk changes no bit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from minidist.comm.algorithm import Algorithm
 from minidist.comm.packing import Packer
 from minidist.comm.row import Row, columns, tell
 from minidist.device import Device
+from minidist.device.ops import Ops
 from minidist.traffic import Outline, Places, Traffic
 
 
@@ -36,7 +37,9 @@ class Copy(Algorithm):
     ) -> None:
         super().__init__(devices, packer)
         self._reducers = tuple(reducers or devices)
-        self._turns = [device.ops for device in self._reducers]
+        # Several devices on one GPU share its memory: one of them sums for all, in one launch.
+        one: dict[tuple[str, int], Ops] = {}
+        self._turns = [one.setdefault((d.kind, d.index), d.ops) for d in self._reducers]
         self._at_once = packer is None and len(set(self._turns)) == 1
 
     def _sum(

@@ -47,6 +47,7 @@ class Fields:
 
     def __init__(self, boards: Boards) -> None:
         self._boards = boards
+        self._known: dict[Spot, tuple[tuple[Kind, ...], Plan, list[list[Row]]]] = {}
 
     def make(self, device: Device, kinds: Sequence[Kind]) -> Row | None:
         """Return a row of arrays in the window; None where there is no room in one of the ranks.
@@ -93,10 +94,10 @@ class Fields:
         plan: the shares.
         """
         boards, me = self._boards, self._boards.me
-        kinds = [Kind.of(array) for array in source]
-        rows = [cut(self._row(plot, spot, kinds), plan) for plot in boards.fields[spot.field]]
-        own = cut(source, plan)
+        rows = self._cut(spot, tuple([Kind.of(array) for array in source]), plan)
+        own = rows[me]
         if self.find(source) != spot:
+            own = cut(source, plan)
             for member, part in enumerate(own):
                 if member != me and part:
                     store([rows[me][member]], part, threads)
@@ -108,6 +109,15 @@ class Fields:
         boards.step("sum")
         if observe.counting:
             self._tell(own)
+
+    def _cut(self, spot: Spot, kinds: tuple[Kind, ...], plan: Plan) -> list[list[Row]]:
+        """Return every member's row at a spot, cut by a plan; the same whenever asked again."""
+        known = self._known.get(spot)
+        if known is None or known[:2] != (kinds, plan):
+            plots = self._boards.fields[spot.field]
+            rows = [cut(self._row(plot, spot, kinds), plan) for plot in plots]
+            known = self._known[spot] = kinds, plan, rows
+        return known[2]
 
     def _row(self, plot: Array, spot: Spot, kinds: Sequence[Kind]) -> Row:
         each = zip(spot.starts, kinds, strict=True)

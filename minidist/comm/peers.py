@@ -57,6 +57,10 @@ class Peers:
     patience: Patience = staticmethod(lambda: (REPORT_AFTER, DEADLINE))
     waits: Callable[[], str] | None = None  # says for whom this rank waits, as long as it does
 
+    def __init__(self, patience: Patience | None = None) -> None:
+        if patience is not None:
+            self.patience = patience
+
     @property
     def count(self) -> int:
         return len(self.names)
@@ -90,6 +94,11 @@ class Peers:
     def check(self, what: str) -> None:
         """Raise PeerError where a peer has failed, while this rank is to do something else."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether, as far as is known here, neither this rank nor another one has failed."""
+        return True
+
     def fail(self, failure: BaseException) -> None:
         """Tell the others that this rank has failed, so that they do not wait for it."""
 
@@ -110,6 +119,7 @@ class Ranks(Peers):
         hosts: Sequence[str] | None = None,
     ) -> None:
         """hosts: the machine of each rank, if it is to be taken for another one than it is on."""
+        super().__init__(patience)
         self._engine = engine
         self._channel = channel
         self._tag = channel * KINDS
@@ -117,8 +127,6 @@ class Ranks(Peers):
         self.me = self._ranks.index(engine.rank)
         self.names = tuple(names)
         self.hosts = tuple(hosts or [engine.hosts[rank] for rank in ranks])
-        if patience is not None:
-            self.patience = patience
         self._met = 0  # meetings that this rank has come to
         self._ended: dict[int, tuple[int, str, bool]] = {}  # by peer: after which, why, failed
         self._read = 0  # notices that were looked at
@@ -300,6 +308,10 @@ class Ranks(Peers):
 
     def check(self, what: str) -> None:
         self._check_ended(-1, what)
+
+    @property
+    def whole(self) -> bool:
+        return self._broken is None
 
     def fail(self, failure: BaseException) -> None:
         if self._broken is None:

@@ -33,10 +33,14 @@ class ByRange(Communicator):
     def first(self) -> int:
         return self._members[0].first
 
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+
     def _heard(
         self, sources: Sequence[Row], weights: Sequence[float] | None
     ) -> tuple[Sequence[Row], Sequence[float] | None]:
-        return self._members[0]._heard(sources, weights)
+        return sources, weights  # each member hears by itself
 
     def allocate(self, kinds: Sequence[tuple[tuple[int, ...], Any]]) -> Row:
         return self._members[0].allocate(kinds)
@@ -61,9 +65,8 @@ class ByRange(Communicator):
         chosen = self._spec.members([array.size for array in sources[0]])
         for member, own in zip(self._members, chosen, strict=True):
             if own:
-                member._all_reduce(
-                    columns(sources, own), columns(destinations, own), weights, scale, threads
-                )
+                given, heard = member._heard(columns(sources, own), weights)
+                member._all_reduce(given, columns(destinations, own), heard, scale, threads)
 
     def predicted_bytes(
         self, tensors: Sequence[Outline], destinations: Sequence[Places]

@@ -27,14 +27,14 @@ ALGORITHMS = (
     "xring",
     "rechd",
     "hierarchical_copy",
+    "nccl",
     "collective",
 )
 SHARDED = ("pscpu", "psgpu", "xring")
 MOST_SHARDS = 1024  # each is a step of its own, however small the tensors
 
-BETWEEN = ("xring", "rechd", "pscpu", "collective")  # what there is between machines
+BETWEEN = ("xring", "rechd", "pscpu", "nccl", "collective")  # what there is between machines
 SHARDED_BETWEEN = ("pscpu",)
-ELSEWHERE = {"nccl": "needs GPUs and NCCL, and is not here yet; use auto"}
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -68,6 +68,11 @@ class Spec:
     def __str__(self) -> str:
         return ":".join(map(str, self.ranges))
 
+    @property
+    def by_nccl(self) -> bool:
+        """Whether NCCL sums any of it."""
+        return any("nccl" in (one.algorithm, one.between) for one in self.ranges)
+
     def members(self, sizes: Sequence[int]) -> list[list[int]]:
         """Return for each range the numbers of the tensors in it, by their counts of elements."""
         members: list[list[int]] = [[] for _ in self.ranges]
@@ -82,7 +87,7 @@ class Spec:
 def parse(text: str) -> Spec:
     """Return the spec that a text says; `str` of it is the shortest such text.
 
-    Raises UsageError (a ValueError) for what is none, and for what needs NCCL.
+    Raises UsageError (a ValueError) for what is none.
     """
     if not isinstance(text, str):
         raise UsageError(f"all_reduce_spec={text!r} is no text such as 'xring#2'")
@@ -114,8 +119,6 @@ def _algorithm(
     text: str, part: str, known: Sequence[str], sharded: Sequence[str]
 ) -> tuple[str, int]:
     algorithm, mark, shards = part.partition("#")
-    if algorithm in ELSEWHERE:
-        raise UsageError(f"all_reduce_spec={text!r}: {algorithm} {ELSEWHERE[algorithm]}")
     if algorithm not in known:
         where = "" if known is ALGORITHMS else " between machines"
         raise UsageError(

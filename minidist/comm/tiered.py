@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -41,7 +42,7 @@ from minidist.comm.orders import check
 from minidist.comm.passing import all_gather, broadcast
 from minidist.comm.peers import Ranks
 from minidist.comm.row import Row, columns, tell
-from minidist.device import Device, host
+from minidist.device import Device, cpu_foreign, host
 from minidist.dtypes import as_dtype
 from minidist.errors import UsageError
 from minidist.traffic import Outline, Places, Traffic
@@ -81,7 +82,8 @@ class Tiered(Communicator):
         turning = between == "xring" and self._machines.count > 1
         self._exchange = Exchange(joined, self._between, max(counts), chunks=turning)
         self._fields = None
-        if isinstance(joined, Boards) and len(here) == peers.count == self.replicas:
+        alone = len(here) == peers.count == self.replicas
+        if isinstance(joined, Boards) and alone and self.devices[0].kind != "cuda":
             self._fields = Fields(joined)
 
     def _choose(self, between: str | None, shards: int) -> Between:
@@ -132,7 +134,7 @@ class Tiered(Communicator):
         dtypes = list(dict.fromkeys(array.dtype for array in like))
         for dtype in dtypes:
             check(dtype, weights, scale)
-        what = f"all_reduce {_kinds(like)} times {weights} and {scale} in {self.order} order"
+        what = f"all_reduce {kinds(like)} times {weights} and {scale} in {self.order} order"
         spot = self._find(destinations, weights)
         stamp = b"" if spot is None else spot.stamp
         direct = all(each == stamp for each in self._ranks.meet(what, stamp))
@@ -149,8 +151,9 @@ class Tiered(Communicator):
                 here = spot if own is like else spot.part(members)
                 plan = self._exchange.plan(own)
                 self._fields.sum(here, given[0], weights, plan, self.order, scale, threads)
-            else:
-                self._exchange.sum(brought, wanted, scale, threads)
+                continue
+            with _at_host(brought.rows, wanted) as (rows, into):
+                self._exchange.sum(brought._replace(rows=rows), into, scale, threads)
 
     def _find(self, rows: Sequence[Row], weights: Sequence[float] | None) -> Spot | None:
         """Return where the only destination lies in the window, if all replicas have a say."""
@@ -193,10 +196,13 @@ class Tiered(Communicator):
     # --- rows as they are
 
     def _broadcast_rows(self, rows: Sequence[Row], root: int) -> None:
-        self._ranks.meet(f"broadcast {_kinds(rows[0])} from replica {root}")
+        self._ranks.meet(f"broadcast {kinds(rows[0])} from replica {root}")
         peer = self._peer_of(root)
         local = root - sum(self._counts[:peer]) if peer == self._ranks.me else 0
-        broadcast(carrier(self._ranks, range(self._ranks.count)), peer, [rows[local]])
+        sent, got = ([rows[local]], []) if peer == self._ranks.me else ([], [rows[local]])
+        with _at_host(sent, got) as (given, wanted):
+            way = carrier(self._ranks, range(self._ranks.count))
+            broadcast(way, peer, [*given, *wanted])
         super()._broadcast_rows(rows, local)
 
     def _gather_rows(self, sources: Sequence[Row]) -> list[Row]:
@@ -212,19 +218,37 @@ class Tiered(Communicator):
                 for row in json.loads(theirs)
             ]
             every.append([Row.on(device, row) for row in rows])
-        all_gather(carrier(peers, range(peers.count)), every)
+        others = [row for peer, rows in enumerate(every) if peer != peers.me for row in rows]
+        with _at_host(sources, others) as (given, wanted):
+            arriving = iter(wanted)
+            at_host = [
+                list(given) if peer == peers.me else [next(arriving) for _ in rows]
+                for peer, rows in enumerate(every)
+            ]
+            all_gather(carrier(peers, range(peers.count)), at_host)
         return [row for rows in every for row in rows]
 
     def predicted_bytes(
         self, tensors: Sequence[Outline], destinations: Sequence[Places]
     ) -> Traffic:
         """The host reads each replica's row and writes each destination; for the rest see there."""
-        traffic, counts = Traffic(), [self._counts[peer] for peer in self._machines.here]
+        counts = [self._counts[peer] for peer in self._machines.here]
+        return self._moved(tensors, destinations, self.devices, counts)
+
+    def _moved(
+        self,
+        tensors: Sequence[Outline],
+        destinations: Sequence[Places],
+        brings: Sequence[Device],
+        counts: Sequence[int],
+    ) -> Traffic:
+        """Return what moves when these devices bring rows, and of each rank here so many."""
+        traffic = Traffic()
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             row = [tensors[i] for i in members]
             here = [host()] * len(row)
-            for device in self.devices:
+            for device in brings:
                 traffic.each([device] * len(row), here, row)
             for places in destinations:
                 traffic.each(here, [places[i] for i in members], row)
@@ -233,7 +257,19 @@ class Tiered(Communicator):
         return traffic
 
 
-def _kinds(row: Row) -> str:
+@contextmanager
+def _at_host(
+    sources: Sequence[Row], destinations: Sequence[Row]
+) -> Iterator[tuple[Sequence[Row], Sequence[Row]]]:
+    """Give rows in the host's memory in place of those of GPUs, and bring back what they get."""
+    with cpu_foreign.brought(destinations, sources) as (wanted, given):
+        if wanted is destinations:
+            yield sources, destinations
+        else:
+            yield [Row.on(host(), row) for row in given], [Row.on(host(), row) for row in wanted]
+
+
+def kinds(row: Row) -> str:
     """Say what is in a row, for a meeting."""
     return ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in row])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from minidist.bench.flags.kinds import OUTPUT_FILE, POSITIVE, Kind, flag, whole
+from minidist.bench.flags.kinds import DEVICE, OUTPUT_FILE, POSITIVE, Kind, flag, whole
 from minidist.bench.flags.parse import read
 from minidist.comm.spec import UNITS
 from minidist.comm_bench.data import DTYPES, OPS
@@ -84,6 +84,12 @@ class Where:
 
     num_devices: int | None = flag(
         None, whole(1, 4096), "devices of each process; by default 2 alone, 1 under mpiexec", "g"
+    )
+    device: str = flag(
+        "cpu",
+        DEVICE,
+        "the kind of device; the processes of a machine take GPUs one after the other, and cuda:0 "
+        "lets all replicas share GPU 0",
     )
 
 

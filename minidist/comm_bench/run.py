@@ -30,7 +30,8 @@ def run(flags: Flags, cluster: Cluster) -> int:
     """
     count = flags.num_devices or (1 if cluster.size > 1 else 2)
     patience = (min(REPORT_AFTER, flags.timeout), flags.timeout)
-    site = Site.of(devices(f"cpu*{count}"), cluster, in_step=True, patience=lambda: patience)
+    here = devices(_devices(flags, count, cluster))
+    site = Site.of(here, cluster, in_step=True, patience=lambda: patience)
     try:
         site.peers.meet(f"run {flags}")
         results = _run(flags, cluster, site, patience)
@@ -58,6 +59,8 @@ def _run(
     for measured in _measure(flags, site, found, combinations):
         say(table.line(measured), flush=True)
         results.append(measured)
+    for way in found:
+        way.close()
     if not results:
         raise UsageError("none of these communicators has any of these verbs for such elements")
     say("\n".join(table.closing(results)), flush=True)
@@ -73,14 +76,27 @@ def _run(
 
 def _processes(site: Site) -> list[dict[str, Any]]:
     """Return who takes part: each process's name, its machine and its devices."""
+    own = " ".join([device.short for device in site.devices])
+    met = site.peers.meet("say what devices there are", own.encode())
     return [
         {
             "name": name,
             "host": host or platform.node(),
-            "devices": [device.short for device in devices(f"cpu*{count}")],
+            "devices": said.decode().split(),
         }
-        for name, host, count in zip(site.peers.names, site.peers.hosts, site.counts, strict=True)
+        for name, host, said in zip(site.peers.names, site.peers.hosts, met, strict=True)
     ]
+
+
+def _devices(flags: Flags, count: int, cluster: Cluster) -> str:
+    """Return this process's devices, as `md.devices` reads them."""
+    if flags.device != "cuda":
+        return f"{flags.device}*{count}"
+    first = 0
+    if cluster.engine is not None:
+        hosts = [cluster.engine.hosts[rank] for rank in cluster.workers]
+        first = hosts[: cluster.task].count(hosts[cluster.task]) * count
+    return "cuda:" + ",".join(str(first + k) for k in range(count))
 
 
 def _nothing(*words: object, **how: object) -> None:

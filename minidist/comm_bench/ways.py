@@ -16,7 +16,7 @@ from minidist.cluster import Cluster
 from minidist.cluster.site import Site
 from minidist.comm.peers import KINDS
 from minidist.comm.row import Row
-from minidist.comm.spec import ALGORITHMS, BETWEEN, ELSEWHERE
+from minidist.comm.spec import ALGORITHMS, BETWEEN
 from minidist.comm_bench import data
 from minidist.comm_bench.buffers import Buffers
 from minidist.comm_bench.flags import ALL
@@ -49,6 +49,10 @@ class Way(ABC):
         """Return what `loop` returns, from where calls are to be made."""
         return loop()
 
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held; nothing more is called."""
+
 
 class ByCommunicator(Way):
     """What a strategy's replicas use: rows of one array, worked on by the calling thread's team.
@@ -66,7 +70,23 @@ class ByCommunicator(Way):
     def enter(self) -> None:
         self._peers.meet("enter the next call")
 
+    def close(self) -> None:
+        self._communicator.close()
+
     def call(self, buffers: Buffers) -> Call | None:
+        """On GPUs it is over when these have done it, not when they have been given it."""
+        call = self._given(buffers)
+        if call is None or buffers.devices[0].kind != "cuda":
+            return call
+
+        def finished() -> None:
+            call()
+            for device in buffers.devices:
+                device.synchronize()
+
+        return finished
+
+    def _given(self, buffers: Buffers) -> Call | None:
         gives = [[array] for array in buffers.gives if array is not None]
         gets = [[array] for array in buffers.gets if array is not None]
         how: dict[str, Any] = {
@@ -134,6 +154,9 @@ class ByMpi(Way):
         self._together.Barrier()
         self._entered += 1
 
+    def close(self) -> None:
+        """Hold on to nothing: MPI ends with the process."""
+
     def call(self, buffers: Buffers) -> Call | None:
         ((gives,), (gets,)) = buffers.gives, buffers.gets
         if buffers.op != "sum" or is_narrow(buffers.dtype):
@@ -166,7 +189,7 @@ def ways(
     Raises UsageError for a spec there is not, or not for these replicas.
     """
     everything = ALL in specs
-    elsewhere = dict(ELSEWHERE) if everything else {}
+    elsewhere: dict[str, str] = {}
     found: list[Way] = []
     for name in _all(site) if everything else specs:
         try:
@@ -193,6 +216,8 @@ def _way(name: str, site: Site, cluster: Cluster, patience: tuple[float, float])
         return ByCommunicator(name, site)
     if cluster.engine is None:
         raise UsageError("mpi is MPI's own call between processes; start this under mpiexec")
+    if site.devices[0].kind != "cpu":
+        raise UsageError("mpi is MPI's own call for arrays in the host's memory; use --device=cpu")
     if set(site.counts) != {1}:
         raise UsageError("mpi is for one replica a process; give --num_devices=1")
     return ByMpi(cluster, patience)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from minidist import observe
+from minidist.device import room
 from minidist.device.lease import Lease, Pool
 from minidist.dtypes import as_dtype
 from minidist.errors import HangError, UsageError
@@ -24,6 +25,8 @@ from minidist.patience import DEADLINE
 
 if TYPE_CHECKING:
     from minidist.device.ops import Ops
+
+T = TypeVar("T")
 
 Array = Any  # what this kind of device calls an array: numpy.ndarray, cupy.ndarray
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector of any x86-64
@@ -44,6 +47,14 @@ class Event(ABC):
         Raises HangError after `timeout` seconds (math.inf: never), and whatever the stream's work
         has raised.
         """
+
+    def precede(self, timeout: float = DEADLINE) -> None:
+        """Let it precede what the calling thread does from now on with the same memory.
+
+        Streams that order what they are given see to that by themselves, and the thread goes on;
+        for others it waits, and `wait` says what is raised.
+        """
+        self.wait(timeout)
 
 
 class Stream(ABC):
@@ -114,6 +125,13 @@ class Device(ABC):
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
         """Return an uninitialised, C-contiguous array whose first byte is 64-byte aligned."""
 
+    @abstractmethod
+    def settle(self) -> None:
+        """Let what verbs make for the calling thread, in its context, lie in this device's memory.
+
+        Where verbs ask for memory by the name of the device, it does so anyway.
+        """
+
     def copy_in(self, array: Any) -> Array:
         """Return a copy on this device of an array in the host's memory."""
         array = np.asarray(array)
@@ -134,6 +152,13 @@ class Device(ABC):
     @abstractmethod
     def fetch(self, destinations: Sequence[np.ndarray[Any, Any]], sources: Sequence[Array]) -> None:
         """Copy arrays of this device into the host's, one each, where they have then arrived."""
+
+    def lend(self, array: Array, how: Callable[[Array], T]) -> T:
+        """Return `how(array)`, by which somebody else than minidist will read the array.
+
+        On a GPU that names or makes wait a stream: what it reads is then all written.
+        """
+        return how(array)
 
     @abstractmethod
     def tie(self, array: Array, owner: object) -> Array:
@@ -171,6 +196,10 @@ class Device(ABC):
         for stream in self.streams:
             stream.synchronize(timeout)
 
+    def room(self) -> int:
+        """Return how many bytes may still be taken here, about."""
+        return room.of_host()
+
     def trim(self) -> None:
         """Free the pooled buffers that nobody holds; they are made anew when they are needed."""
         self._pool.clear()
@@ -182,7 +211,7 @@ class Device(ABC):
         for stream in streams:
             stream.synchronize()
             self._end_stream(stream)
-        self._pool.clear()
+        self.trim()
 
     @abstractmethod
     def _end_stream(self, stream: Stream) -> None:

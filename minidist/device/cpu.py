@@ -8,8 +8,6 @@ since what a policy costs must be what it would cost.
 
 from __future__ import annotations
 
-import math
-import mmap
 import threading
 import time
 from collections import deque
@@ -20,26 +18,14 @@ from typing import Any
 import numpy as np
 
 from minidist import observe
-from minidist.device.base import ALIGNMENT, Array, Device, Event, Stream, hang, home
+from minidist.device.base import Array, Device, Event, Stream, hang, home
 from minidist.device.cpu_ops import CpuOps
 from minidist.dtypes import as_dtype
+from minidist.kernels.memory import Heap
 from minidist.kernels.rendezvous import Fence
 from minidist.patience import DEADLINE, TICK, stack
 
 SPIN = 100e-6  # seconds that a thread polls for a stream's event before it sleeps
-LARGE = 1 << 20  # bytes from which on an array has pages of its own
-
-
-def _pages(nbytes: int) -> mmap.mmap:
-    """Return fresh memory that the C library's allocator does not know.
-
-    What stays for long would otherwise fill a thread's heap of 64 MB, so that results of a step
-    open another, which is given back to the system and faulted in again in every step.
-    """
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
 
 
 class CpuDevice(Device):
@@ -48,14 +34,19 @@ class CpuDevice(Device):
     kind = "cpu"
     ops = CpuOps()
 
+    def __init__(self, index: int, short: str, **place: Any) -> None:
+        self.heap = Heap()
+        super().__init__(index, short, **place)
+
+    def settle(self) -> None:
+        self.heap.use()
+
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
-        dtype = as_dtype(dtype).newbyteorder("=")
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes >= LARGE:
-            return np.frombuffer(_pages(nbytes), np.uint8, nbytes).view(dtype).reshape(shape)
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + nbytes].view(dtype).reshape(shape)
+        return self.heap.empty(shape, as_dtype(dtype).newbyteorder("="))
+
+    def trim(self) -> None:
+        super().trim()
+        self.heap.trim()
 
     def copy_out(self, array: Array) -> np.ndarray[Any, Any]:
         if observe.counting:
@@ -242,6 +233,7 @@ class _ThreadStream(Stream):
         return self._handed_over.value >= pieces
 
     def _loop(self) -> None:
+        self.device.settle()
         pieces = 0
         while True:
             pieces += 1

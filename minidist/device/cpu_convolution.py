@@ -5,13 +5,12 @@ matrix product with the filter seen as [kh·kw·c, k], and its gradients are two
 whole batch can be hundreds of megabytes, so the batch is walked in blocks whose columns stay in
 the cache (columns.py); writing them again for the gradient is then cheaper than keeping them.
 
-A 1×1 filter with stride 1 needs no columns: the image is its own.
+A 1×1 filter with stride 1 needs no columns: the image is its own. The last argument is the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,43 +23,40 @@ from minidist.kernels import layer
 _BLOCK_BYTES = 1 << 20  # of columns at a time: they stay in a core's second-level cache
 
 
-def convolve(x: Array, w: Array, window: Window) -> Array:
+def convolve(window: Window, x: Array, w: Array, y: Array) -> None:
     """[n, h, w, c] and [kh, kw, c, k] -> [n, oh, ow, k]."""
-    y = np.empty((len(x), *window.output, w.shape[3]), x.dtype)
     if window.is_pointwise:
         np.matmul(x.reshape(-1, x.shape[3]), w[0, 0], out=y.reshape(-1, y.shape[3]))
-        return y
+        return
     matrix = w.reshape(-1, w.shape[3])
     for part, columns, rows in _blocks(x.shape, x.dtype, window):
         layer.im2col(x[part], columns, *window.position)
         np.matmul(rows, matrix, out=y[part].reshape(len(rows), -1))
-    return y
 
 
-def convolve_input(dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
+def convolve_input(window: Window, dy: Array, w: Array, dx: Array) -> None:
     """Gradient of the image: each column adds to the window that it came from."""
-    dx = np.empty(x_shape, dy.dtype)
     if window.is_pointwise:
-        np.matmul(dy.reshape(-1, dy.shape[3]), w[0, 0].T, out=dx.reshape(-1, x_shape[3]))
-        return dx
+        np.matmul(dy.reshape(-1, dy.shape[3]), w[0, 0].T, out=dx.reshape(-1, dx.shape[3]))
+        return
     matrix = w.reshape(-1, w.shape[3]).T
-    for part, columns, rows in _blocks(x_shape, dy.dtype, window):
+    for part, columns, rows in _blocks(dx.shape, dy.dtype, window):
         np.matmul(dy[part].reshape(len(rows), -1), matrix, out=rows)
         layer.col2im(columns, dx[part], *window.position)
-    return dx
 
 
-def convolve_filter(x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
+def convolve_filter(window: Window, x: Array, dy: Array, dw: Array) -> None:
     """Gradient of the filter, summed block by block."""
+    matrix = dw.reshape(-1, dw.shape[3])
     if window.is_pointwise:
-        return np.matmul(x.reshape(-1, w_shape[2]).T, dy.reshape(-1, w_shape[3])).reshape(w_shape)
-    dw = np.zeros((prod(w_shape[:3]), w_shape[3]), x.dtype)
-    product = np.empty_like(dw)
+        np.matmul(x.reshape(-1, x.shape[3]).T, dy.reshape(-1, dy.shape[3]), out=matrix)
+        return
+    matrix.fill(0)
+    product = np.empty_like(matrix)
     for part, columns, rows in _blocks(x.shape, x.dtype, window):
         layer.im2col(x[part], columns, *window.position)
         np.matmul(rows.T, dy[part].reshape(len(rows), -1), out=product)
-        dw += product
-    return dw.reshape(w_shape)
+        matrix += product
 
 
 def _blocks(

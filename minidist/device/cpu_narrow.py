@@ -8,7 +8,7 @@ without a warning: an automatic loss scale lives on that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -40,40 +40,51 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def compute(
-    function: Callable[..., Any], *arrays: Array, rounds: int | None = None, **options: Any
+    function: Callable[..., Any],
+    *arrays: Array,
+    rounds: Collection[int] | None = None,
+    **options: Any,
 ) -> Any:
     """Return function(*arrays, **options), in float32 and rounded where the first array is narrow.
 
-    Of several results the first so many are rounded, or all; integers stay as they are.
+    Of several results those at these places are rounded, or all; what is not float32 stays.
     """
     dtype = arrays[0].dtype
     if not is_narrow(dtype):
         return function(*arrays, **options)
+    wide = {name: widened(value) for name, value in options.items()}
     with np.errstate(all="ignore"):
-        results = function(*map(widened, arrays), **options)
+        results = function(*map(widened, arrays), **wide)
     if not isinstance(results, tuple):
         return _rounded(results, dtype)
-    rounds = len(results) if rounds is None else rounds
-    return (*(_rounded(result, dtype) for result in results[:rounds]), *results[rounds:])
+    return tuple(
+        _rounded(result, dtype) if rounds is None or place in rounds else result
+        for place, result in enumerate(results)
+    )
 
 
-def _rounded(value: Array, dtype: np.dtype[Any]) -> Array:
-    return rounded(value, dtype) if value.dtype == np.float32 else value
+def _rounded(value: Any, dtype: np.dtype[Any]) -> Any:
+    narrow = isinstance(value, np.ndarray) and value.dtype == np.float32
+    return rounded(value, dtype) if narrow else value
 
 
-def rounding(results: int | None) -> Callable[[Verb], Verb]:
-    """Let a verb (self, array, …) take narrow arrays and round so many of its results, or all."""
+def rounding(*places: int) -> Callable[[Verb], Verb]:
+    """Let a verb (self, array, …) take narrow arrays and round its results at these places."""
+    return _narrow(places)
+
+
+def _narrow(places: Collection[int] | None) -> Callable[[Verb], Verb]:
 
     def decorated(verb: Verb) -> Verb:
         @wraps(verb)
         def narrow_or_not(self: Any, first: Array, *rest: Any, **options: Any) -> Any:
             if first.itemsize != 2:  # most arrays are wide, and this is the fastest test
                 return verb(self, first, *rest, **options)
-            return compute(partial(verb, self), first, *rest, rounds=results, **options)
+            return compute(partial(verb, self), first, *rest, rounds=places, **options)
 
         return narrow_or_not  # type: ignore[return-value]
 
     return decorated
 
 
-in_float32 = rounding(None)
+in_float32 = _narrow(None)

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from minidist.device import cpu_linear
 from minidist.device.base import Array
-from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
 from minidist.device.cpu_foreign import brought
 from minidist.device.cpu_narrow import compute, in_float32, rounded, rounding, widened
 from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
 from minidist.dtypes import as_array, as_dtype, is_narrow
-from minidist.kernels import layer, reduce, update
+from minidist.kernels import channel, layer, reduce, update
+from minidist.threads import each
 
-_BLOCK_ROWS = 256  # rows of a matrix that are summed in one go
 _RELATIONS = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal}
 
 
@@ -28,6 +28,8 @@ class CpuOps(Ops):
 
     Verbs that only move elements take any dtype; see `cpu_narrow.py` for those that compute.
     """
+
+    sums_in_updates: ClassVar[bool] = True
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -38,7 +40,9 @@ class CpuOps(Ops):
 
     def full(self, shape: Shape, value: float, dtype: Any) -> Array:
         dtype = as_dtype(dtype)
-        return np.full(shape, as_array(value, dtype) if is_narrow(dtype) else value, dtype)
+        array = np.empty(shape, dtype)  # a third of the time of np.full, where it is small
+        array[...] = as_array(value, dtype) if is_narrow(dtype) else value
+        return array
 
     def fill(self, a: Array, value: float) -> None:
         a.fill(value)
@@ -124,19 +128,19 @@ class CpuOps(Ops):
     @in_float32
     def relu(self, x: Array) -> Array:
         y = np.empty_like(x)
-        layer.relu(x, y)
+        layer.relu(x, y, threads=each())
         return y
 
     @in_float32
     def relu_backward(self, dy: Array, y: Array) -> Array:
         dx = np.empty_like(y)
-        layer.relu_backward(dy, y, dx)
+        layer.relu_backward(dy, y, dx, threads=each())
         return dx
 
     @in_float32
     def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
         y = np.empty_like(x)
-        layer.dropout(x, y, rate, key, counter)
+        layer.dropout(x, y, rate, key, counter, threads=each())
         return y
 
     # -- shapes --------------------------------------------------------------------------------
@@ -148,7 +152,9 @@ class CpuOps(Ops):
         return np.array(a.transpose(axes), order="C")
 
     def broadcast_to(self, a: Array, shape: Shape) -> Array:
-        return np.array(np.broadcast_to(a, shape), order="C")
+        array = np.empty(shape, a.dtype)
+        array[...] = a
+        return array
 
     def concatenate(self, arrays: Tensors) -> Array:
         return np.concatenate(arrays)
@@ -186,8 +192,9 @@ class CpuOps(Ops):
 
     @in_float32
     def reduce_sum(self, a: Array, axes: Axis, keepdims: bool) -> Array:
-        if a.ndim > 1 and axes == tuple(range(a.ndim - 1)) and not keepdims:
-            return _column_sums(a)
+        by_channel = a.ndim > 1 and axes == tuple(range(a.ndim - 1)) and not keepdims
+        if by_channel and a.dtype.kind == "f":
+            return self.bias_backward(a)[1]
         return np.asarray(np.sum(a, axis=axes, dtype=a.dtype, keepdims=keepdims))
 
     @in_float32
@@ -202,27 +209,52 @@ class CpuOps(Ops):
 
     @in_float32
     def matmul(
-        self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False
+        self,
+        a: Array,
+        b: Array,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        out: Array | None = None,
     ) -> Array:
-        return np.matmul(a.T if transpose_a else a, b.T if transpose_b else b)
+        return cpu_linear.matmul(a, b, transpose_a, transpose_b, out)
 
     @in_float32
-    def dense(self, x: Array, w: Array, bias: Array) -> Array:
-        y = np.matmul(x, w)
-        y += bias
-        return y
+    def dense(self, x: Array, w: Array, bias: Array, relu: bool = False) -> Array:
+        return _finished(cpu_linear.matmul(x, w), bias, relu)
+
+    def conv2d(
+        self,
+        x: Array,
+        w: Array,
+        window: Window,
+        bias: Array | None = None,
+        relu: bool = False,
+    ) -> Array:
+        if bias is None and not relu:
+            return cpu_linear.conv2d(x, w, window)
+        return self._finished_conv2d(x, w, window, bias, relu)
 
     @in_float32
-    def conv2d(self, x: Array, w: Array, window: Window) -> Array:
-        return convolve(x, w, window)
+    def _finished_conv2d(
+        self, x: Array, w: Array, window: Window, bias: Array | None, relu: bool
+    ) -> Array:
+        return _finished(cpu_linear.conv2d(x, w, window), bias, relu)
 
     @in_float32
+    def bias_backward(self, dy: Array, y: Array | None = None) -> tuple[Array, Array]:
+        dbias = np.empty(dy.shape[-1:], dy.dtype)
+        if y is None:
+            channel.bias_backward(dy, dbias, threads=each())
+            return dy, dbias
+        dz = np.empty_like(dy)
+        channel.bias_backward(dy, dbias, y, dz, threads=each())
+        return dz, dbias
+
     def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
-        return convolve_input(dy, w, x_shape, window)
+        return cpu_linear.conv2d_backward_input(dy, w, x_shape, window)
 
-    @in_float32
     def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
-        return convolve_filter(x, dy, w_shape, window)
+        return cpu_linear.conv2d_backward_filter(x, dy, w_shape, window)
 
     # -- pooling and normalisation -------------------------------------------------------------
 
@@ -230,44 +262,52 @@ class CpuOps(Ops):
     def max_pool(self, x: Array, window: Window) -> tuple[Array, Array]:
         y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
         winners = np.empty(y.shape, np.int32)
-        layer.max_pool(x, y, winners, *window.position)
+        layer.max_pool(x, y, winners, *window.position, threads=each())
         return y, winners
 
     @in_float32
     def max_pool_backward(self, dy: Array, saved: Array, x_shape: Shape, window: Window) -> Array:
         dx = np.empty(x_shape, dy.dtype)
-        layer.max_pool_backward(dy, saved, dx, *window.position)
+        layer.max_pool_backward(dy, saved, dx, *window.position, threads=each())
         return dx
 
     @in_float32
     def average_pool(self, x: Array, window: Window) -> Array:
         y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
-        layer.average_pool(x, y, *window.position)
+        layer.average_pool(x, y, *window.position, threads=each())
         return y
 
     @in_float32
     def average_pool_backward(self, dy: Array, x_shape: Shape, window: Window) -> Array:
         dx = np.empty(x_shape, dy.dtype)
-        layer.average_pool_backward(dy, dx, *window.position)
+        layer.average_pool_backward(dy, dx, *window.position, threads=each())
         return dx
 
-    @rounding(0)
+    @rounding()
     def moments(self, x: Array) -> tuple[Array, Array]:
-        count = max(prod(x.shape[:-1]), 1)
-        mean = _column_sums(x) / x.dtype.type(count)
-        centered = x - mean
-        return mean, _column_sums(centered * centered) / x.dtype.type(count)
+        mean, variance = np.empty((2, x.shape[-1]), x.dtype)
+        channel.moments(x, mean, variance, threads=each())
+        return mean, variance
 
     @in_float32
     def normalize(
-        self, x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
+        self,
+        x: Array,
+        mean: Array,
+        variance: Array,
+        scale: Array,
+        offset: Array,
+        epsilon: float,
+        add: Array | None = None,
+        relu: bool = False,
     ) -> Array:
-        y = x - mean
-        y *= scale / np.sqrt(variance + x.dtype.type(epsilon))
-        y += offset
+        y = np.empty_like(x)
+        channel.normalize(
+            x, mean, variance, scale, offset, epsilon, y, add, relu=relu, threads=each()
+        )
         return y
 
-    @rounding(1)
+    @rounding(0, 3)
     def normalize_backward(
         self,
         dy: Array,
@@ -277,21 +317,15 @@ class CpuOps(Ops):
         scale: Array,
         epsilon: float,
         moments: bool,
-    ) -> tuple[Array, Array, Array]:
-        # With x̂ = (x − μ)/σ: doffset = Σ dy, dscale = Σ dy·x̂, and
-        # dx = scale/σ·(dy − doffset/n − x̂·dscale/n); the last two only where μ, σ depend on x.
-        inverse = 1 / np.sqrt(variance + x.dtype.type(epsilon))
-        normal = (x - mean) * inverse
-        doffset = _column_sums(dy)
-        dscale = _column_sums(dy * normal)
-        if not moments:
-            return dy * (scale * inverse), dscale, doffset
-        count = x.dtype.type(max(prod(x.shape[:-1]), 1))
-        normal *= dscale / count
-        np.subtract(dy, normal, out=normal)
-        normal -= doffset / count
-        normal *= scale * inverse
-        return normal, dscale, doffset
+        y: Array | None = None,
+        add: bool = False,
+    ) -> tuple[Array, Array, Array, Array | None]:
+        dx = np.empty_like(x)
+        dz = dy if y is None else np.empty_like(x) if add else dx
+        dscale, doffset = np.empty((2, x.shape[-1]), x.dtype)
+        given = (dy, x, mean, variance, scale, epsilon, moments)
+        channel.normalize_backward(*given, dx, dscale, doffset, y, dz, threads=each())
+        return dx, dscale, doffset, dz if add else None
 
     # -- losses --------------------------------------------------------------------------------
 
@@ -312,7 +346,7 @@ class CpuOps(Ops):
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
         losses = np.empty(len(logits), logits.dtype)
         dlogits = np.empty_like(logits)
-        layer.softmax_cross_entropy(logits, labels, losses, dlogits)
+        layer.softmax_cross_entropy(logits, labels, losses, dlogits, threads=each())
         return losses, dlogits
 
     # -- variables -----------------------------------------------------------------------------
@@ -326,6 +360,8 @@ class CpuOps(Ops):
         scale: float,
         weight_decay: Sequence[float],
         clip: float = inf,
+        others: Sequence[Tensors] = (),
+        counts: Sequence[float] | None = None,
         threads: int,
     ) -> None:
         update.sgd(
@@ -335,6 +371,8 @@ class CpuOps(Ops):
             scale=scale,
             weight_decay=weight_decay,
             clip=clip,
+            others=others,
+            counts=counts,
             threads=threads,
         )
 
@@ -350,6 +388,8 @@ class CpuOps(Ops):
         scale: float,
         weight_decay: Sequence[float],
         clip: float = inf,
+        others: Sequence[Tensors] = (),
+        counts: Sequence[float] | None = None,
         threads: int,
     ) -> None:
         update.momentum(
@@ -362,6 +402,8 @@ class CpuOps(Ops):
             scale=scale,
             weight_decay=weight_decay,
             clip=clip,
+            others=others,
+            counts=counts,
             threads=threads,
         )
 
@@ -379,6 +421,8 @@ class CpuOps(Ops):
         scale: float,
         weight_decay: Sequence[float],
         clip: float = inf,
+        others: Sequence[Tensors] = (),
+        counts: Sequence[float] | None = None,
         threads: int,
     ) -> None:
         update.rmsprop(
@@ -393,6 +437,8 @@ class CpuOps(Ops):
             scale=scale,
             weight_decay=weight_decay,
             clip=clip,
+            others=others,
+            counts=counts,
             threads=threads,
         )
 
@@ -411,6 +457,8 @@ class CpuOps(Ops):
         scale: float,
         weight_decay: Sequence[float],
         clip: float = inf,
+        others: Sequence[Tensors] = (),
+        counts: Sequence[float] | None = None,
         threads: int,
     ) -> None:
         update.adam(
@@ -426,6 +474,8 @@ class CpuOps(Ops):
             scale=scale,
             weight_decay=weight_decay,
             clip=clip,
+            others=others,
+            counts=counts,
             threads=threads,
         )
 
@@ -448,18 +498,13 @@ class CpuOps(Ops):
         return reduce.first_nonfinite([widened(tensor) for tensor in tensors])
 
 
-def _column_sums(a: Array) -> Array:
-    """Sum [..., k] over all axes but the last.
+def _finished(y: Array, bias: Array | None, relu: bool) -> Array:
+    """Add a bias to y and take the ReLU, in place, as asked for.
 
-    A product with ones runs at the memory's speed; NumPy's own sum is three times as slow. Rows
-    are summed in blocks and then the blocks, since rounding errors grow with the length of a sum.
+    oneDNN could do it while it writes y, but its ReLU makes a 0 of a NaN, which nobody would find.
     """
-    rows, columns = prod(a.shape[:-1]), a.shape[-1]
-    matrix = a.reshape(rows, columns)
-    whole = rows - rows % _BLOCK_ROWS
-    ones = np.ones(_BLOCK_ROWS, a.dtype)
-    rest = ones[: rows - whole] @ matrix[whole:]
-    if not whole:
-        return rest
-    blocks = ones @ matrix[:whole].reshape(-1, _BLOCK_ROWS, columns)
-    return rest + np.ones(len(blocks), a.dtype) @ blocks
+    if bias is not None:
+        channel.bias(y, bias, y, relu=relu, threads=each())
+    elif relu:
+        layer.relu(y, y, threads=each())
+    return y

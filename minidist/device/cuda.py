@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import cupy
 import numpy as np
@@ -33,6 +33,8 @@ from minidist.device.cuda_ops import CudaOps
 from minidist.device.cuda_stream import CudaStream, role
 from minidist.dtypes import as_dtype
 from minidist.errors import ForkError, UsageError
+
+T = TypeVar("T")
 
 OUT = "copy out"  # the role of the stream that copies to the host; "copy" is the way in
 
@@ -48,6 +50,7 @@ class CudaDevice(Device):
     def __init__(self, index: int, short: str, **place: Any) -> None:
         check(index)
         self.events: deque[Any] = deque()  # CUDA events that nobody uses
+        self.timers: deque[Any] = deque()  # those that know when they happened
         self.memory = Memory(self)
         self.pinned = Pinned()
         self.gpu = cupy.cuda.Device(index)
@@ -55,6 +58,11 @@ class CudaDevice(Device):
         super().__init__(index, short, **place)
         self.name = self.name.rpartition(":")[0] + ":" + short.partition(":")[2]
         self.ops = CudaOps(self)
+
+    @property
+    def uuid(self) -> str:
+        """What the GPU is called in all processes of its machine; its shares have the same."""
+        return bytes(cupy.cuda.runtime.getDeviceProperties(self.index)["uuid"]).hex()
 
     # --- streams
 
@@ -98,6 +106,9 @@ class CudaDevice(Device):
 
     # --- memory
 
+    def settle(self) -> None:
+        """Do nothing: each verb says whose memory it uses, see `giving`."""
+
     def allocate(self, shape: Sequence[int], dtype: Any) -> Array:
         with self.giving():
             return cupy.ndarray(tuple(shape), as_dtype(dtype).newbyteorder("="))
@@ -106,9 +117,24 @@ class CudaDevice(Device):
         memory = cupy.cuda.MemoryPointer(Tied(array, owner), 0)
         return cupy.ndarray(array.shape, array.dtype, memory)
 
+    def lend(self, array: Array, how: Callable[[Array], T]) -> T:
+        with self.giving() as stream:
+            array.data.mem.block.read(stream)
+            return how(array)
+
+    def room(self) -> int:
+        with cupy.cuda.Device(self.index):
+            free, _ = cupy.cuda.runtime.memGetInfo()
+        return int(free)
+
     def trim(self) -> None:
         super().trim()
         self.memory.clear()
+
+    @property
+    def made(self) -> int:
+        """How often CUDA was asked for memory, the GPU's or pinned: steps alike do not need it."""
+        return self.memory.made + self.pinned.made
 
     def reaches(self, array: Array) -> bool:
         """Whether this GPU's kernels can read and write an array: here, or on a peer."""
@@ -130,7 +156,9 @@ class CudaDevice(Device):
         if not destination.flags.c_contiguous:
             with self.giving() as stream:
                 destination.data.mem.block.write(stream)
-                destination[...] = self._beside(source)
+                beside = self._beside(source)
+                with observe.piece(stream, "copy", [beside], [destination]):
+                    destination[...] = beside
         elif not destination.size:
             return
         elif isinstance(source, np.ndarray):
@@ -141,14 +169,18 @@ class CudaDevice(Device):
             with self.giving() as stream:
                 source.data.mem.block.read(stream)
                 destination.data.mem.block.write(stream)
-                to, at, size = destination.data, source.data, source.nbytes
-                runtime = cupy.cuda.runtime
-                if to.device_id == at.device_id:
-                    kind = runtime.memcpyDeviceToDevice
-                    runtime.memcpyAsync(to.ptr, at.ptr, size, kind, stream.raw.ptr)
-                else:
-                    places = to.ptr, to.device_id, at.ptr, at.device_id
-                    runtime.memcpyPeerAsync(*places, size, stream.raw.ptr)
+                with observe.piece(stream, "copy", [source], [destination]):
+                    self._move(destination, source, stream)
+
+    def _move(self, destination: Array, source: Array, stream: CudaStream) -> None:
+        to, at, size = destination.data, source.data, source.nbytes
+        runtime = cupy.cuda.runtime
+        if to.device_id == at.device_id:
+            kind = runtime.memcpyDeviceToDevice
+            runtime.memcpyAsync(to.ptr, at.ptr, size, kind, stream.raw.ptr)
+        else:
+            places = to.ptr, to.device_id, at.ptr, at.device_id
+            runtime.memcpyPeerAsync(*places, size, stream.raw.ptr)
 
     def _beside(self, source: Array) -> Array:
         """Return an array of this device's with the values of any array."""
@@ -160,16 +192,19 @@ class CudaDevice(Device):
         """Copy from the host, whose array may change as soon as this returns."""
         buffer = self.pinned.take(destination.nbytes)
         place = buffer[: destination.nbytes].view(destination.dtype).reshape(destination.shape)
+        if observe.watching:
+            observe.accessed([source], [place], "copy")
         np.copyto(place, source, casting="equiv")  # another byte order is no other dtype
         with self.giving() as stream:
             destination.data.mem.block.write(stream)
-            cupy.cuda.runtime.memcpyAsync(
-                destination.data.ptr,
-                buffer.ctypes.data,
-                destination.nbytes,
-                cupy.cuda.runtime.memcpyHostToDevice,
-                stream.raw.ptr,
-            )
+            with observe.piece(stream, "copy in", [place], [destination]):
+                cupy.cuda.runtime.memcpyAsync(
+                    destination.data.ptr,
+                    buffer.ctypes.data,
+                    destination.nbytes,
+                    cupy.cuda.runtime.memcpyHostToDevice,
+                    stream.raw.ptr,
+                )
         self.pinned.give_back(buffer, stream.record())
 
     def fetch(self, destinations: Sequence[np.ndarray[Any, Any]], sources: Sequence[Array]) -> None:
@@ -180,17 +215,21 @@ class CudaDevice(Device):
         buffer = self.pinned.take(ends[-1])
         starts = [0, *ends]
         with self.giving(self._outwards()) as stream:
-            for start, source in zip(starts, sources, strict=False):
+            for source in sources:
                 source.data.mem.block.read(stream)
-                cupy.cuda.runtime.memcpyAsync(
-                    buffer.ctypes.data + start,
-                    source.data.ptr,
-                    source.nbytes,
-                    cupy.cuda.runtime.memcpyDeviceToHost,
-                    stream.raw.ptr,
-                )
+            with observe.piece(stream, OUT, sources, [buffer]):
+                for start, source in zip(starts, sources, strict=False):
+                    cupy.cuda.runtime.memcpyAsync(
+                        buffer.ctypes.data + start,
+                        source.data.ptr,
+                        source.nbytes,
+                        cupy.cuda.runtime.memcpyDeviceToHost,
+                        stream.raw.ptr,
+                    )
         arrived = stream.record()
         arrived.wait()
+        if observe.watching:
+            observe.accessed([buffer], destinations, OUT)
         for start, into, source in zip(starts, destinations, sources, strict=False):
             values = buffer[start : start + source.nbytes].view(source.dtype)
             np.copyto(into, values.reshape(source.shape))

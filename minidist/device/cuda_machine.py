@@ -14,8 +14,10 @@ from minidist.kernels.source import Module
 
 if TYPE_CHECKING:
     from minidist.device.cuda import CudaDevice
+    from minidist.device.cuda_dnn import Convolutions
 
-CONSTANTS = 512  # small arrays that are kept on the GPU, those of the latest calls
+SLOTS = 4  # small arrays of one shape that a stream keeps, those of its latest calls
+SHAPES = 256  # of how many shapes
 
 
 class CudaMachine:
@@ -23,12 +25,17 @@ class CudaMachine:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._constants: dict[tuple[Any, ...], Array] = {}
+        self._constants: dict[tuple[Any, ...], _Slots] = {}
 
     @property
     def blas(self) -> Any:
         """The handle of cuBLAS for what is given now."""
         return self._device.stream_here().blas
+
+    @property
+    def dnn(self) -> Convolutions | None:
+        """What does convolutions by cuDNN, given now, if anything does."""
+        return self._device.stream_here().dnn
 
     def launch(
         self,
@@ -53,13 +60,30 @@ class CudaMachine:
         return array
 
     def constant(self, array: np.ndarray[Any, Any]) -> Array:
-        key = array.dtype, array.shape, array.tobytes()
-        found = self._constants.pop(key, None)
-        if found is None:
-            found = self.empty(array.shape, array.dtype)
-            self._device.copy(found, array)
-            while len(self._constants) >= CONSTANTS:
+        # Each stream has its own: what it writes comes after all that it has read before, so a
+        # table of addresses, which may be another one in each step, needs no new memory.
+        key = self._device.stream_here(), array.dtype, array.shape
+        slots = self._constants.pop(key, None)
+        if slots is None:
+            slots = _Slots(self.empty((SLOTS, *array.shape), array.dtype))
+            while len(self._constants) >= SHAPES:
                 self._constants.pop(next(iter(self._constants)), None)
-        self._constants[key] = found  # the latest is the last
-        found.data.mem.block.read(self._device.stream_here())
-        return found
+        self._constants[key] = slots  # the latest is the last
+        place, is_there = slots.find(array.tobytes())
+        if not is_there:
+            self._device.copy(place, array)
+        return place
+
+
+class _Slots:
+    """Places for arrays of one shape, and what is in them."""
+
+    def __init__(self, memory: Array) -> None:
+        self._places = {bytes([i]): memory[i] for i in range(len(memory))}  # the latest is the last
+
+    def find(self, content: bytes) -> tuple[Array, bool]:
+        """Return the place of this content, and whether it is there; else it is the oldest."""
+        there = content in self._places
+        place = self._places.pop(content if there else next(iter(self._places)))
+        self._places[content] = place
+        return place, there

@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from minidist import observe
 from minidist.device.base import Array
 from minidist.device.cuda_stream import CudaEvent, CudaStream
 
 if TYPE_CHECKING:
     from minidist.device.cuda import CudaDevice
 
-IN_FLIGHT = 4  # pinned buffers of one size that are under way before their oldest is waited for
+# Pinned buffers of one size that are under way before their oldest is waited for: so many, or of
+# small ones, such as the tables of addresses that kernels get, as many as are so many bytes.
+IN_FLIGHT = 4
+IN_FLIGHT_BYTES = 4 << 20
 
 
 class Block(cupy.cuda.memory.BaseMemory):  # type: ignore[misc]
@@ -62,6 +66,7 @@ class Block(cupy.cuda.memory.BaseMemory):  # type: ignore[misc]
         home = self._home
         self._memory.drop(
             self._pointer,
+            home,
             [
                 stream.after(position)
                 for stream, position in touched
@@ -88,7 +93,7 @@ class Memory:
         self.device = device
         self.made = 0
         self._pool = cupy.cuda.MemoryPool(self._make)
-        self._held: deque[tuple[Any, list[CudaEvent]]] = deque()
+        self._held: deque[tuple[Any, CudaStream, list[CudaEvent]]] = deque()
 
     def allocate(self, size: int) -> Any:
         """Return a pointer to fresh memory, for the stream that the thread gives work to.
@@ -104,25 +109,34 @@ class Memory:
             self._let_go()
             self._pool.free_all_blocks()  # of the current GPU
             pointer = self._pool.malloc(size)
-        return cupy.cuda.MemoryPointer(Block(pointer, stream, self), 0)
+        block = Block(pointer, stream, self)
+        if observe.watching:
+            observe.allocated(block, stream)
+        return cupy.cuda.MemoryPointer(block, 0)
 
     def _make(self, size: int) -> Any:
         self.made += 1
-        return cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)
+        memory = cupy.cuda.Memory(size)
+        if observe.watching:
+            observe.mapped(memory)
+        return cupy.cuda.MemoryPointer(memory, 0)
 
-    def drop(self, pointer: Any, events: list[CudaEvent]) -> None:
-        """Give memory back to the pool, at once or when the events are done."""
+    def drop(self, pointer: Any, home: CudaStream, events: list[CudaEvent]) -> None:
+        """Give memory back to its stream's arena, at once or when the events are done."""
         if events:
-            self._held.append((pointer, events))
+            self._held.append((pointer, home, events))
 
     def _let_go(self) -> None:
         for _ in range(len(self._held)):
             try:
-                pointer, events = self._held.popleft()
+                pointer, home, events = self._held.popleft()
             except IndexError:  # another thread was faster
                 return
-            if not all(event.done() for event in events):
-                self._held.append((pointer, events))
+            if not all(event.raw.done for event in events):
+                self._held.append((pointer, home, events))
+            elif observe.watching:
+                for event in events:
+                    observe.followed(home, event)
 
     def clear(self) -> None:
         """Free what nobody holds."""
@@ -151,13 +165,17 @@ class Pinned:
         except IndexError:
             return self._make(size)
         if not event.done():
-            if len(waiting) + 1 < IN_FLIGHT:
+            if len(waiting) + 1 < max(IN_FLIGHT, IN_FLIGHT_BYTES // size):
                 waiting.appendleft((buffer, event))
                 return self._make(size)
             event.wait()
+        if observe.watching:
+            observe.leased(buffer)
         return buffer
 
     def give_back(self, buffer: np.ndarray[Any, Any], after: CudaEvent) -> None:
+        if observe.watching:
+            observe.given_back(buffer, [after], False)
         self._free[buffer.size].append((buffer, after))
 
     def _make(self, size: int) -> np.ndarray[Any, Any]:

@@ -21,11 +21,12 @@ from minidist.device.cuda_machine import CudaMachine
 from minidist.device.cuda_order import in_order, ordered
 from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
 from minidist.dtypes import as_array, as_dtype, is_narrow, kind
-from minidist.kernels import gpu_layer, gpu_norm, gpu_reduce, gpu_update, gpu_window
+from minidist.kernels import gpu_bias, gpu_layer, gpu_norm, gpu_reduce, gpu_update, gpu_window
 from minidist.kernels.grid import wide
 
 if TYPE_CHECKING:
     from minidist.device.cuda import CudaDevice
+    from minidist.device.cuda_dnn import Convolutions
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -230,26 +231,71 @@ class CudaOps(Ops):
     # -- linear --------------------------------------------------------------------------------
 
     def matmul(
-        self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False
+        self,
+        a: Array,
+        b: Array,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        out: Array | None = None,
     ) -> Array:
         rows, columns = a.shape[transpose_a], b.shape[not transpose_b]
-        out = cupy.ndarray((rows, columns), a.dtype)
+        if out is None:
+            out = cupy.ndarray((rows, columns), a.dtype)
         how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
         return multiply(self._machine.blas, a, b, out, **how)
 
-    def dense(self, x: Array, w: Array, bias: Array) -> Array:
-        y = cupy.ndarray((len(x), w.shape[1]), wide(x.dtype.name))
-        y[...] = self._widened(bias)
-        return self._rounded(multiply(self._machine.blas, x, w, y, add=True), x.dtype)
+    def dense(self, x: Array, w: Array, bias: Array, relu: bool = False) -> Array:
+        product = cupy.ndarray((len(x), w.shape[1]), wide(x.dtype.name))
+        multiply(self._machine.blas, x, w, product)
+        narrow = is_narrow(x.dtype)
+        y = cupy.ndarray(product.shape, x.dtype) if narrow else product
+        gpu_bias.bias(self._machine, product, bias, y, relu=relu)
+        return y
 
-    def conv2d(self, x: Array, w: Array, window: Window) -> Array:
-        return convolve(self._machine, x, w, window)
+    def conv2d(
+        self,
+        x: Array,
+        w: Array,
+        window: Window,
+        bias: Array | None = None,
+        relu: bool = False,
+    ) -> Array:
+        dnn = self._dnn(window)
+        y = None if dnn is None else dnn.forward(x, w, window, bias, relu)
+        if y is not None:
+            return y
+        if dnn is not None and relu:
+            y = dnn.forward(x, w, window, bias, False)
+        if y is None:
+            y = convolve(self._machine, x, w, window)
+            if bias is not None:
+                gpu_bias.bias(self._machine, y, bias, y, relu=relu)
+                return y
+        if relu:
+            gpu_layer.relu(self._machine, y, y)
+        return y
+
+    def _dnn(self, window: Window) -> Convolutions | None:
+        """Return cuDNN, unless a convolution is nothing but a matrix product."""
+        return None if window.is_pointwise else self._machine.dnn
+
+    def bias_backward(self, dy: Array, y: Array | None = None) -> tuple[Array, Array]:
+        dbias = cupy.ndarray(dy.shape[-1:], dy.dtype)
+        dz = dy if y is None else cupy.ndarray(dy.shape, dy.dtype)
+        gpu_bias.bias_backward(self._machine, dy, dbias, y, None if y is None else dz)
+        return dz, dbias
 
     def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
-        return convolve_input(self._machine, dy, w, x_shape, window)
+        dnn = self._dnn(window)
+        dx = None if dnn is None else dnn.backward_input(dy, w, x_shape, window)
+        return convolve_input(self._machine, dy, w, x_shape, window) if dx is None else dx
 
     def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
-        return self._rounded(convolve_filter(self._machine, x, dy, w_shape, window), x.dtype)
+        dnn = self._dnn(window)
+        dw = None if dnn is None else dnn.backward_filter(x, dy, w_shape, window)
+        if dw is None:
+            dw = self._rounded(convolve_filter(self._machine, x, dy, w_shape, window), x.dtype)
+        return dw
 
     # -- pooling and normalisation -------------------------------------------------------------
 
@@ -280,10 +326,19 @@ class CudaOps(Ops):
         return mean, variance
 
     def normalize(
-        self, x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
+        self,
+        x: Array,
+        mean: Array,
+        variance: Array,
+        scale: Array,
+        offset: Array,
+        epsilon: float,
+        add: Array | None = None,
+        relu: bool = False,
     ) -> Array:
         y = cupy.ndarray(x.shape, x.dtype)
-        gpu_norm.normalize(self._machine, x, mean, variance, scale, offset, epsilon, y)
+        columns = (mean, variance, scale, offset, epsilon)
+        gpu_norm.normalize(self._machine, x, *columns, y, add, relu)
         return y
 
     def normalize_backward(
@@ -295,12 +350,15 @@ class CudaOps(Ops):
         scale: Array,
         epsilon: float,
         moments: bool,
-    ) -> tuple[Array, Array, Array]:
+        y: Array | None = None,
+        add: bool = False,
+    ) -> tuple[Array, Array, Array, Array | None]:
+        dz = cupy.ndarray(x.shape, x.dtype) if add and y is not None else None
         dx = cupy.ndarray(x.shape, x.dtype)
         dscale, doffset = (cupy.ndarray(scale.shape, scale.dtype) for _ in range(2))
         given = (dy, x, mean, variance, scale, epsilon, moments)
-        gpu_norm.normalize_backward(self._machine, *given, dx, dscale, doffset)
-        return dx, dscale, doffset
+        gpu_norm.normalize_backward(self._machine, *given, dx, dscale, doffset, y, dz)
+        return dx, dscale, doffset, dy if add and y is None else dz
 
     # -- losses --------------------------------------------------------------------------------
 

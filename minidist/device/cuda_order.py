@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cupy
 import numpy as np
 
+from minidist import observe
 from minidist.device.base import Array
 from minidist.device.ops import WRITES, Ops
 
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=Ops)
 WAITS = {"host_view", "sum_squares", "first_nonfinite"}  # give numbers to the host
+TOUCHES_NOTHING = {"share_memory", "reshape"}
 REACHES = {"sum", "convert"}  # by our own kernels, which work on peers' memory too
 ARRAYS = cupy.ndarray, np.ndarray
 
 
 def in_order(kind: type[Kind]) -> type[Kind]:
     """Let every verb of a kind of Ops be in order, but those that wait or look at no elements."""
-    for name in Ops.__abstractmethods__ - WAITS - {"share_memory"}:
+    for name in Ops.__abstractmethods__ - WAITS - TOUCHES_NOTHING:
         setattr(kind, name, ordered(getattr(kind, name)))
     return kind
 
@@ -48,11 +50,12 @@ def ordered(verb: Verb) -> Verb:
             order = _Order(self.device, reaches)
             given = [order.look(value, writes.get(i)) for i, value in enumerate(args)]
             named = {name: order.look(value, writes.get(name)) for name, value in kwargs.items()}
-            for block in order.reads:
+            for block in {array.data.mem.block for array in order.reads}:
                 block.read(stream)
-            for block in order.writes:
+            for block in {array.data.mem.block for array in order.writes}:
                 block.write(stream)
-            result = verb(self, *given, **named)
+            with observe.piece(stream, verb.__name__, order.reads, order.writes):
+                result = verb(self, *given, **named)
             for home, array in order.back:
                 if isinstance(home, np.ndarray):
                     self.device.fetch([home], [array])
@@ -69,8 +72,8 @@ class _Order:
     def __init__(self, device: CudaDevice, reaches: bool) -> None:
         self._device = device
         self._reaches = reaches
-        self.reads: set[Any] = set()
-        self.writes: set[Any] = set()
+        self.reads: list[Array] = []
+        self.writes: list[Array] = []
         self.back: list[tuple[Array, Array]] = []  # where a result belongs, and where it is
 
     def look(self, value: Any, written: bool | None) -> Any:
@@ -96,5 +99,5 @@ class _Order:
                 device.copy(array, home)
             if written is not None:
                 self.back.append((home, array))
-        (self.reads if written is None else self.writes).add(array.data.mem.block)
+        (self.reads if written is None else self.writes).append(array)
         return array

@@ -15,18 +15,22 @@ of Lamport (1978) and Mattern (1989), which the race checker uses to find what n
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import cupy
 
 from minidist import observe
 from minidist.device.base import Event, Stream, hang
-from minidist.patience import DEADLINE
+from minidist.device.cuda_dnn import Convolutions, convolutions
+from minidist.device.cuda_times import Moment, clock
+from minidist.patience import DEADLINE, TICK
 
 if TYPE_CHECKING:
     from minidist.device.cuda import CudaDevice
@@ -34,6 +38,16 @@ if TYPE_CHECKING:
 SPIN = 100e-6  # seconds that a thread asks for an event again and again before it sleeps
 NAP = 50e-6  # seconds that it sleeps from then on between two questions
 MARKS = 8  # the latest events of a stream that others may wait for instead of a new one
+
+
+class Watcher(Protocol):
+    """Somebody who gives streams what may fail there, or never end: a library that meets others."""
+
+    def look(self, waited: float, timeout: float) -> None:
+        """Raise what has gone wrong; called by who has waited so long for a stream, of a timeout.
+
+        Once that is over, what is under way is given up.
+        """
 
 
 class _Here(threading.local):
@@ -57,6 +71,8 @@ class CudaEvent(Event):
         self.stream = stream
         self.raw = stream.device.take_event()
         self.raw.record(stream.raw)
+        if observe.watching:
+            observe.recorded(self)
 
     def __del__(self) -> None:
         # Streams that wait for it hold what was recorded, and no thread can ask for it any more.
@@ -64,17 +80,40 @@ class CudaEvent(Event):
             self.stream.device.events.append(self.raw)
 
     def done(self) -> bool:
-        return bool(self.raw.done)
+        done = bool(self.raw.done)
+        if done and observe.watching:
+            observe.waited(self)
+        return done
+
+    def precede(self, timeout: float = DEADLINE) -> None:
+        """Do nothing: whoever touches the same memory follows."""
 
     def wait(self, timeout: float = DEADLINE) -> None:
-        start = time.monotonic()
-        if observe.watching:
-            observe.waiting(self.done)
+        if not observe.watching or self.done():
+            self._wait(timeout)
+            return
+        observe.waiting(self.done)
+        role = self.stream.role
+        with observe.span("await", f"{self.stream.device.short} {role}", role=role):
+            self._wait(timeout)
+
+    def _wait(self, timeout: float) -> None:
+        start = looked = time.monotonic()
         while not self.done():
-            waited = time.monotonic() - start
+            now = time.monotonic()
+            waited = now - start
+            if now - looked > TICK or waited > timeout:
+                self._look(waited, timeout)
+                looked = now
             if waited > timeout:
                 raise hang(self.stream, timeout, f"position {self.position} of {self.stream!r}")
             time.sleep(0 if waited < SPIN else min(NAP, timeout - waited))
+        self._look(time.monotonic() - start, math.inf)  # what has ended may have failed
+
+    def _look(self, waited: float, timeout: float) -> None:
+        for stream in (self.stream, *self.seen):
+            for watcher in list(stream.watchers):
+                watcher.look(waited, timeout)
 
 
 class CudaStream(Stream):
@@ -87,10 +126,12 @@ class CudaStream(Stream):
         self.raw = raw
         self.given = 0
         self.seen: dict[CudaStream, int] = {}
+        self.watchers: WeakSet[Watcher] = WeakSet()
         self._marks: deque[CudaEvent] = deque(maxlen=MARKS)
         self._lock = threading.RLock()
         self._depth = 0
         self._blas: Any = None
+        self._dnn: list[Convolutions | None] = []  # none at first: whether there is one is unknown
 
     @property
     def blas(self) -> Any:
@@ -99,8 +140,18 @@ class CudaStream(Stream):
             self._blas = cupy.cuda.cublas.create()
         return self._blas
 
+    @property
+    def dnn(self) -> Convolutions | None:
+        """What does convolutions here by cuDNN, if anything does."""
+        if not self._dnn:
+            self._dnn.append(convolutions(self))
+        return self._dnn[0]
+
     def end(self) -> None:
         """Free what CuPy does not free by itself."""
+        while self._dnn:
+            if (dnn := self._dnn.pop()) is not None:
+                dnn.end()
         if self._blas is not None:
             cupy.cuda.cublas.destroy(self._blas)
             self._blas = None
@@ -121,6 +172,14 @@ class CudaStream(Stream):
                 self._depth -= 1
                 if not self._depth:
                     self.given += 1  # only now: who records meanwhile has not seen all of it
+
+    def moment(self) -> Moment:
+        """Return when this stream comes to where it is now given something."""
+        return Moment(self)
+
+    def clock(self) -> Callable[[Moment], int]:
+        """Return what says when moments of this stream were; it is waited for."""
+        return clock(self)
 
     def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
         """Call `work`; what it gives to devices goes to their streams of this role.
@@ -147,6 +206,8 @@ class CudaStream(Stream):
 
     def _wait(self, event: CudaEvent) -> None:
         self.raw.wait_event(event.raw)
+        if observe.watching:
+            observe.followed(self, event)
         for stream, position in (*event.seen.items(), (event.stream, event.position)):
             if stream is not self and self.seen.get(stream, 0) < position:
                 self.seen[stream] = position

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,7 @@ WRITES: dict[str, dict[int | str, bool]] = {
     "accumulate": {0: True, "a": True},
     "scatter": {0: False, "a": False},
     "scatter_add": {0: True, "a": True},
+    "matmul": {4: False, "out": False},
     "sgd": {0: True, "weights": True},
     "momentum": {0: True, 2: True, "weights": True, "momenta": True},
     "rmsprop": {0: True, 2: True, 3: True, "weights": True, "squares": True, "momenta": True},
@@ -65,7 +66,14 @@ class Window(NamedTuple):
 
 
 class Ops(ABC):
-    """What a device computes. See the module's first lines for what holds of all verbs."""
+    """What a device computes. See the module's first lines for what holds of all verbs.
+
+    sums_in_updates: whether update rules take the gradients of several replicas and add them up
+        in the same pass: `others` has those of all but the first, and of `counts`, where not all
+        are 1, each says how many times a replica's are taken.
+    """
+
+    sums_in_updates: ClassVar[bool] = False
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -208,17 +216,39 @@ class Ops(ABC):
 
     @abstractmethod
     def matmul(
-        self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False
+        self,
+        a: Array,
+        b: Array,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        out: Array | None = None,
     ) -> Array:
-        """Matrix product of [n, k] and [k, m], each given transposed if the flag says so."""
+        """Matrix product of [n, k] and [k, m], each given transposed if the flag says so.
+
+        It is put into `out`, if there is one, and returned.
+        """
 
     @abstractmethod
-    def dense(self, x: Array, w: Array, bias: Array) -> Array:
-        """x @ w + bias: [n, k], [k, m], [m] -> [n, m]."""
+    def dense(self, x: Array, w: Array, bias: Array, relu: bool = False) -> Array:
+        """x @ w + bias, or its ReLU: [n, k], [k, m], [m] -> [n, m]."""
 
     @abstractmethod
-    def conv2d(self, x: Array, w: Array, window: Window) -> Array:
-        """Cross-correlate NHWC images with an HWIO filter, zeros around."""
+    def conv2d(
+        self,
+        x: Array,
+        w: Array,
+        window: Window,
+        bias: Array | None = None,
+        relu: bool = False,
+    ) -> Array:
+        """Cross-correlate NHWC images with an HWIO filter, zeros around; add a bias, take ReLU."""
+
+    @abstractmethod
+    def bias_backward(self, dy: Array, y: Array | None = None) -> tuple[Array, Array]:
+        """Return (dz, dbias), the gradients of z = x + bias and of the bias, along the last axis.
+
+        Given y, the ReLU of z, dz is dy where y > 0, else 0; without, it is dy itself.
+        """
 
     @abstractmethod
     def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
@@ -256,9 +286,20 @@ class Ops(ABC):
 
     @abstractmethod
     def normalize(
-        self, x: Array, mean: Array, variance: Array, scale: Array, offset: Array, epsilon: float
+        self,
+        x: Array,
+        mean: Array,
+        variance: Array,
+        scale: Array,
+        offset: Array,
+        epsilon: float,
+        add: Array | None = None,
+        relu: bool = False,
     ) -> Array:
-        """(x − mean)/√(variance + ε)·scale + offset along the last axis."""
+        """(x − mean)/√(variance + ε)·scale + offset along the last axis.
+
+        To that `add`, like x, is added; then the ReLU is taken.
+        """
 
     @abstractmethod
     def normalize_backward(
@@ -270,10 +311,13 @@ class Ops(ABC):
         scale: Array,
         epsilon: float,
         moments: bool,
-    ) -> tuple[Array, Array, Array]:
-        """Gradients of normalize's (x, scale, offset).
+        y: Array | None = None,
+        add: bool = False,
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """Gradients of normalize's (x, scale, offset, add); the last one None unless `add`.
 
-        With `moments`, mean and variance are those of x itself and depend on it.
+        With `moments`, mean and variance are those of x itself and depend on it. Given y, the
+        ReLU's result, dy counts where y > 0 only.
         """
 
     # -- losses ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from minidist.cluster import connected
-from minidist.doctor import machine, packages, processes
+from minidist.doctor import gpus, kernels, machine, packages, processes
 from minidist.doctor.report import as_json, as_text, merged
 
 
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     given = vars(parser.parse_args(arguments))
     wants_json = given.pop("json")
     told = {name: value for name, value in given.items() if value is not None}
-    found = merged([packages.find(), processes.find(told), machine.find()])
+    found = merged(
+        [packages.find(), processes.find(told), machine.find(), kernels.find(), gpus.find()]
+    )
     cluster = connected()
     if cluster is None or cluster.rank == 0:
         print(as_json(found) if wants_json else as_text(found), flush=True)

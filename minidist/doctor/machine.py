@@ -5,27 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 from minidist import threads
-from minidist.doctor import packages
 from minidist.doctor.findings import Findings
 from minidist.launch.supervisor import LAUNCH  # has a secret in it
 
 SHARED = Path("/dev/shm")
 ENOUGH = 256 << 20  # bytes of shared memory with which ranks of one machine have no trouble
-CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # by the CUDA that it is made for
 LEFT_BEHIND = ("mpich_shm_", "sm_segment.", "vader_segment.")  # by MPI's ranks that were killed
 # What changes how many threads compute, or how minidist behaves.
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
 
 
 def find() -> Findings:
-    """Return cores, memory, devices, and the environment variables that matter."""
+    """Return cores, memory, and the environment variables that matter."""
     found = Findings()
     allowed, quota = threads.allowed(), threads.quota()
     found.facts["machine"] = {
@@ -38,7 +35,6 @@ def find() -> Findings:
         "memory": _memory(),
         "shared_memory": _shared_memory(found),
     }
-    found.facts["gpus"] = _gpus()
     found.facts["environment"] = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -60,21 +56,6 @@ def _memory() -> int | None:
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
-
-
-def _gpus() -> dict[str, Any]:
-    """Return how many NVIDIA GPUs the system shows, its driver, and CuPy's version.
-
-    To ask CuPy itself would start CUDA.
-    """
-    driver = None
-    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version") as file:
-        driver = next(iter(re.findall(r"\d+\.\d[\d.]*", file.readline())), None)
-    return {
-        "count": len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]),
-        "driver": driver,
-        "cupy": next(filter(None, map(packages.version, CUPY)), None),
-    }
 
 
 def _shared_memory(found: Findings) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from minidist.device import cpu_onednn
 from minidist.doctor.findings import Findings
 from minidist.threads import cores
 
@@ -17,7 +18,7 @@ REQUIREMENT = re.compile(
 )
 # What each extra is for. Those of a computer's other owners, as tests, are not the doctor's matter.
 EXTRAS = {"mpi": "several processes", "images": "image files", "plot": "plots"}
-COMPILED = ("layer", "reduce", "rendezvous", "team", "update")
+COMPILED = ("channel", "convolution", "layer", "memory", "reduce", "rendezvous", "team", "update")
 
 
 def find() -> Findings:
@@ -68,6 +69,8 @@ def _packages(found: Findings) -> list[dict[str, Any]]:
         match = REQUIREMENT.match(line)
         extra = match["extra"] if match else None
         if match is None or (extra is not None and extra not in EXTRAS):
+            continue
+        if "platform_machine" in line and not cpu_onednn.has_package():
             continue
         name = match["name"]
         has = version(name)

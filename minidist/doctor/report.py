@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from minidist.doctor.findings import Findings, Problem
+from minidist.doctor.gpus import WITHOUT
 from minidist.doctor.packages import EXTRAS
 
 
@@ -58,7 +59,8 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
             f"BLAS: {names}, at most {blas['threads']} until a strategy is made",
         ],
     )
-    yield "devices", ["cpu, as many as wanted: cpu*4", _gpus(facts["gpus"])]
+    yield "kernels", list(_kernels(facts["kernels"]))
+    yield "devices", ["cpu, as many as wanted: cpu*4", *_gpus(facts["gpus"])]
     yield "MPI", list(_mpi(facts["mpi"]))
     launcher = facts["launcher"]
     yield "started by", [launcher["why"], *(f"left out: {why}" for why in launcher["left_out"])]
@@ -96,11 +98,41 @@ def _machine(machine: dict[str, Any]) -> Iterator[str]:
         yield f"{count} files of {size} MB in it are of killed jobs; --json names them"
 
 
-def _gpus(gpus: dict[str, Any]) -> str:
-    if not gpus["count"]:
-        return "no cuda: this machine shows no NVIDIA GPU"
-    cure = "" if gpus["cupy"] else ", without CuPy: pip install 'minidist[cuda12]', or [cuda13]"
-    return f"cuda: {gpus['count']} NVIDIA GPU, driver {gpus['driver']}{cure}"
+def _gpus(gpus: dict[str, Any]) -> Iterator[str]:
+    if gpus["driver"] is None:
+        yield "no cuda: there is no driver of NVIDIA's here"
+        return
+    cure = f"pip install 'minidist[{gpus['extra']}]'"
+    if not gpus["packages"]:
+        yield f"cuda: driver {gpus['driver']}, without CuPy: {cure}"
+        return
+    if not gpus["devices"]:
+        yield f"no cuda: driver {gpus['driver']} and {' and '.join(gpus['packages'])} show no GPU"
+        return
+    yield (
+        f"cuda: driver {gpus['driver']} for CUDA up to {gpus['supports']}, CuPy {gpus['cupy']} "
+        f"with CUDA {gpus['toolkit']}, NVRTC {gpus['nvrtc']}"
+    )
+    for number, gpu in enumerate(gpus["devices"]):
+        peers = ", ".join(f"cuda:{peer}" for peer in gpu["reaches"])
+        yield (
+            f"cuda:{number}, {gpu['name']}, compute capability {gpu['capability']}, "
+            f"{gpu['memory'] / 2**30:.0f} GB" + (f", reaches {peers}" if peers else "")
+        )
+    for library, words in WITHOUT.items():
+        if gpus[library].startswith("none"):
+            yield f"without {words}: {cure}"
+        else:
+            yield f"{words.partition(',')[0]} {gpus[library]}"
+
+
+def _kernels(kernels: dict[str, Any]) -> Iterator[str]:
+    if kernels["onednn"]:
+        yield f"oneDNN {kernels['onednn']} and BLAS, chosen by {kernels['chosen_by']}"
+    else:
+        yield f"BLAS, without oneDNN: {kernels['why_not']}"
+    if kernels["choices"]:
+        yield f"{kernels['count']} choices in {kernels['choices']}"
 
 
 def _mpi(mpi: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from minidist.values import PerReplica
 def place(item: Round, devices: Sequence[Device]) -> Any:
     """Return the round as a structure of PerReplica Tensors, each part on its replica's device.
 
-    All copies are done on return, so the source may use its arrays again.
+    On return all has been read, so the source may use its arrays again.
     """
 
     def start(leaf: Any) -> Any:
@@ -24,7 +24,7 @@ def place(item: Round, devices: Sequence[Device]) -> Any:
 
     placed = map_leaves(start, item.values)
     for copied in [device.stream("copy").record() for device in devices]:
-        copied.wait()
+        copied.precede()
     if observe.counting:
         _tell(placed, devices)
     return placed

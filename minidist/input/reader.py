@@ -24,6 +24,7 @@ from typing import Any
 
 from minidist import context, observe
 from minidist.comm.peers import Patience
+from minidist.device import host
 from minidist.errors import ForkError, HangError
 from minidist.kernels.rendezvous import Fence
 from minidist.patience import stack
@@ -142,6 +143,7 @@ class Reader:
 
     def _loop(self, items: Iterator[Any], frame: context.Frame) -> None:
         context.enter(frame)
+        host().settle()
         asked = 0
         while True:
             asked += 1

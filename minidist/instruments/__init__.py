@@ -4,4 +4,6 @@ with md.Bytes(strategy) as moved, md.Staleness(strategy) as ages:
     for images, labels in feed:
         strategy.run(train_step, images, labels)
 print(moved, ages)
+
+md.Profile(strategy) says in the same way how long each operation takes.
 """

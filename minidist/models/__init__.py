@@ -9,12 +9,15 @@ from minidist import nn
 from minidist.errors import UsageError
 from minidist.models.lenet import lenet
 from minidist.models.mlp import mlp
+from minidist.models.resnet import resnet20, resnet50
 from minidist.models.trivial import trivial
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
     "trivial": trivial,
     "mlp": mlp,
     "lenet": lenet,
+    "resnet20": resnet20,
+    "resnet50": resnet50,
 }
 
 

@@ -10,10 +10,8 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(
         [
             nn.Flatten(),
-            nn.Dense(1024, kernel_initializer=nn.he_normal()),
-            nn.ReLU(),
-            nn.Dense(1024, kernel_initializer=nn.he_normal()),
-            nn.ReLU(),
+            nn.Dense(1024, activation="relu", kernel_initializer=nn.he_normal()),
+            nn.Dense(1024, activation="relu", kernel_initializer=nn.he_normal()),
             nn.Dense(classes),
         ],
         name="mlp",

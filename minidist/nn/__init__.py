@@ -19,6 +19,7 @@ from minidist.nn.embedding import Embedding
 from minidist.nn.layer import Layer
 from minidist.nn.normalization import BatchNorm
 from minidist.nn.pooling import AveragePool, GlobalAveragePool, MaxPool
+from minidist.nn.residual import Residual
 from minidist.nn.sequential import Sequential
 from minidist.nn.weighted import Conv2D, Dense
 from minidist.nn.weightless import Dropout, Flatten, ReLU
@@ -36,6 +37,7 @@ __all__ = [
     "Layer",
     "MaxPool",
     "ReLU",
+    "Residual",
     "Sequential",
     "glorot_uniform",
     "he_normal",

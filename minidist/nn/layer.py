@@ -15,6 +15,7 @@ from minidist.device.ops import Shape
 from minidist.dtypes import as_dtype, is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.initializers import Initializer
+from minidist.nn.memory import told
 from minidist.tensor import Tensor
 from minidist.variable import Variable
 
@@ -30,6 +31,7 @@ class Layer(ABC):
     """
 
     kind = "layer"
+    relu = False  # whether it takes the ReLU of its result
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or self.kind
@@ -68,6 +70,7 @@ class Layer(ABC):
         """Compute on a batch [n, *input_shape] -> [n, *output_shape].
 
         On float16 and bfloat16 it computes in that dtype, casting its variables where it uses them.
+        Raises OutOfMemoryError where there is no memory; it says which batch would fit.
         """
         x = ops.as_tensor(x)
         if self.input_shape is None:
@@ -80,12 +83,23 @@ class Layer(ABC):
                 f"layer {self.name!r} is built for examples of shape {self.input_shape} and cannot "
                 f"take a batch of shape {x.shape}"
             )
-        return self._call(x, training)
+        try:
+            return self._call(x, training)
+        except MemoryError as error:
+            raise told(error, self, x, training) from (error.__cause__ or error)
+
+    def leaves(self) -> list[Layer]:
+        """Return the layers that this one calls, in order, and those that they call; or itself."""
+        return [self]
 
     def place(self, number: int) -> int:
-        """Take a number in the model; return the next one that is free."""
+        """Take a number in the model; return the next one that is free.
+
+        A layer that takes the ReLU itself leaves the number that a layer for it would have: so a
+        model draws the same random numbers either way.
+        """
         self.number = number
-        return number + 1
+        return number + (2 if self.relu else 1)
 
     def _build(self, shape: Shape, dtype: Any) -> Shape:
         return shape
@@ -114,6 +128,15 @@ class Layer(ABC):
         )
         self.variables.append(variable)
         return variable
+
+
+def takes_relu(layer: str, activation: str | None) -> bool:
+    """Return whether a layer's `activation` is "relu" rather than None, or raise a UsageError."""
+    if activation not in (None, "relu"):
+        raise UsageError(
+            f"{layer}: activation={activation!r} is not known; it may be 'relu' or None"
+        )
+    return activation is not None
 
 
 def count(layer: str, what: str, value: Any) -> int:

@@ -11,8 +11,8 @@ from minidist.device.ops import Shape
 from minidist.dtypes import is_narrow
 from minidist.errors import ShapeError, UsageError
 from minidist.initializers import ones, zeros
-from minidist.moving_average import assign_moving_averages
-from minidist.nn.layer import Layer
+from minidist.nn.layer import Layer, takes_relu
+from minidist.nn.moving import follow
 from minidist.tensor import Tensor
 
 
@@ -21,7 +21,8 @@ class BatchNorm(Layer):
 
     The averages follow v = momentum·v + (1 − momentum)·(the batch's), variance biased, as the mean
     over replicas weighted by their counts; with moving="first" those of replica 0 alone, as in
-    tf_cnn_benchmarks. Either way training needs all replicas to call the layer.
+    tf_cnn_benchmarks. Either way training needs all replicas to call the layer. With
+    activation="relu" the ReLU is taken in the same pass.
     """
 
     kind = "batch_norm"
@@ -32,12 +33,14 @@ class BatchNorm(Layer):
         momentum: float = 0.9,
         epsilon: float = 1e-5,
         moving: str = "mean",
+        activation: str | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name)
         if moving not in ("mean", "first"):
             raise UsageError(f"batch_norm: moving={moving!r} is not known; it may be mean, first")
         self.moving = moving
+        self.relu = takes_relu(self.kind, activation)
         self.momentum = momentum
         self.epsilon = epsilon
 
@@ -55,16 +58,17 @@ class BatchNorm(Layer):
         return shape
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
+        return self.normalize(x, training, None, self.relu)
+
+    def normalize(self, x: Tensor, training: bool, add: Tensor | None, relu: bool) -> Tensor:
+        """Do what the layer is called for, then add something and take the ReLU, in one pass."""
         if not training:
+            averages = self.moving_mean, self.moving_variance
             return ops.batch_norm_inference(
-                x, self.gamma, self.beta, self.moving_mean, self.moving_variance, self.epsilon
+                x, self.gamma, self.beta, *averages, self.epsilon, add, relu
             )
-        y, mean, variance = ops.batch_norm(x, self.gamma, self.beta, self.epsilon)
+        y, mean, variance = ops.batch_norm(x, self.gamma, self.beta, self.epsilon, add, relu)
         counts = self.moving == "mean" or context.frame().replica_id == 0
-        assign_moving_averages(
-            [self.moving_mean, self.moving_variance],
-            [mean, variance],
-            self.momentum,
-            count=x.shape[0] if counts else 0,
-        )
+        news = [(self.moving_mean, mean), (self.moving_variance, variance)]
+        follow(news, self.momentum, x.shape[0] if counts else 0)
         return y

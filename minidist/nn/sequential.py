@@ -9,6 +9,7 @@ from minidist import context
 from minidist.device.ops import Shape
 from minidist.errors import UsageError
 from minidist.nn.layer import Layer
+from minidist.nn.moving import together
 from minidist.tensor import Tensor
 
 
@@ -48,6 +49,9 @@ class Sequential(Layer):
             number = layer.place(number)
         return number
 
+    def leaves(self) -> list[Layer]:
+        return [leaf for layer in self.layers for leaf in layer.leaves()]
+
     def _build(self, shape: Shape, dtype: Any) -> Shape:
         if self.nested:
             with context.name_scope(self.name):
@@ -61,6 +65,10 @@ class Sequential(Layer):
         return shape
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
+        with together():
+            return self._pass(x, training)
+
+    def _pass(self, x: Tensor, training: bool) -> Tensor:
         for layer in self.layers:
             x = layer(x, training)
         return x

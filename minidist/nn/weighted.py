@@ -8,13 +8,13 @@ from minidist import ops
 from minidist.device.ops import Shape
 from minidist.errors import ShapeError
 from minidist.initializers import Initializer, glorot_uniform, zeros
-from minidist.nn.layer import Layer, count, image
+from minidist.nn.layer import Layer, count, image, takes_relu
 from minidist.ops.window import Padding, Pair, window
 from minidist.tensor import Tensor
 
 
 class Dense(Layer):
-    """x @ kernel + bias: [n, k] -> [n, units]."""
+    """x @ kernel + bias, or with activation="relu" its ReLU: [n, k] -> [n, units]."""
 
     kind = "dense"
 
@@ -22,6 +22,7 @@ class Dense(Layer):
         self,
         units: int,
         *,
+        activation: str | None = None,
         use_bias: bool = True,
         kernel_initializer: Initializer | None = None,
         bias_initializer: Initializer | None = None,
@@ -29,6 +30,7 @@ class Dense(Layer):
     ) -> None:
         super().__init__(name)
         self.units = count(self.kind, "units", units)
+        self.relu = takes_relu(self.kind, activation)
         self.use_bias = use_bias
         self.kernel_initializer = kernel_initializer or glorot_uniform()
         self.bias_initializer = bias_initializer or zeros()
@@ -46,12 +48,13 @@ class Dense(Layer):
     def _call(self, x: Tensor, training: bool) -> Tensor:
         kernel = self._beside(x, self.kernel)
         if self.use_bias:
-            return ops.dense(x, kernel, self._beside(x, self.bias))
-        return ops.matmul(x, kernel)
+            return ops.dense(x, kernel, self._beside(x, self.bias), self.relu)
+        y = ops.matmul(x, kernel)
+        return ops.relu(y) if self.relu else y
 
 
 class Conv2D(Layer):
-    """conv2d(x, kernel) + bias: [n, h, w, c] -> [n, oh, ow, filters]."""
+    """conv2d(x, kernel) + bias, or its ReLU: [n, h, w, c] -> [n, oh, ow, filters]."""
 
     kind = "conv"
 
@@ -62,6 +65,7 @@ class Conv2D(Layer):
         *,
         strides: Pair = 1,
         padding: Padding = "SAME",
+        activation: str | None = None,
         use_bias: bool = True,
         kernel_initializer: Initializer | None = None,
         bias_initializer: Initializer | None = None,
@@ -72,6 +76,7 @@ class Conv2D(Layer):
         self.size = size
         self.strides = strides
         self.padding = padding
+        self.relu = takes_relu(self.kind, activation)
         self.use_bias = use_bias
         self.kernel_initializer = kernel_initializer or glorot_uniform()
         self.bias_initializer = bias_initializer or zeros()
@@ -86,5 +91,6 @@ class Conv2D(Layer):
         return (*where.output, self.filters)
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
-        y = ops.conv2d(x, self._beside(x, self.kernel), self.strides, self.padding)
-        return ops.bias_add(y, self._beside(x, self.bias)) if self.use_bias else y
+        bias = self._beside(x, self.bias) if self.use_bias else None
+        kernel = self._beside(x, self.kernel)
+        return ops.conv2d(x, kernel, self.strides, self.padding, bias, self.relu)

@@ -66,6 +66,9 @@ def operands(operation: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tens
 
     Raises ShapeError naming the operation if the dtypes differ, ContextError if the devices do.
     """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        fit(operation, a, b)
+        return a, b
     if _is_number(b) and not _is_number(a):
         a = as_tensor(a)
         return a, _number(operation, b, a)
@@ -81,9 +84,10 @@ def operands(operation: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tens
 
 def fit(operation: str, *tensors: Tensor) -> None:
     """Raise ShapeError if the dtypes differ, ContextError if the devices do."""
-    first = tensors[0]
-    for other in tensors[1:]:
-        if other.dtype != first.dtype:
+    first, *others = tensors
+    dtype = first.array.dtype
+    for other in others:
+        if other.array.dtype != dtype:
             raise ShapeError(
                 f"{operation}: dtypes {first.dtype} and {other.dtype} (of shapes {first.shape} and "
                 f"{other.shape}) do not mix; convert one with ops.cast"

@@ -7,7 +7,7 @@ from typing import Any
 from minidist.device.base import Array
 from minidist.errors import ShapeError
 from minidist.ops.convert import TensorLike, fit, floats, operands
-from minidist.tape import record
+from minidist.tape import place, record
 from minidist.tensor import Tensor
 
 
@@ -25,13 +25,13 @@ def matmul(a: TensorLike, b: TensorLike) -> Tensor:
         (a, b),
         lambda dy, needs: (
             ops.matmul(dy, b.array, transpose_b=True) if needs[0] else None,
-            ops.matmul(a.array, dy, transpose_a=True) if needs[1] else None,
+            ops.matmul(a.array, dy, transpose_a=True, out=place(needs[1])) if needs[1] else None,
         ),
     )
 
 
-def dense(x: TensorLike, w: TensorLike, bias: TensorLike) -> Tensor:
-    """x @ w + bias in one pass: [n, k], [k, m], [m] -> [n, m]."""
+def dense(x: TensorLike, w: TensorLike, bias: TensorLike, relu: bool = False) -> Tensor:
+    """x @ w + bias, or its ReLU, in one pass: [n, k], [k, m], [m] -> [n, m]."""
     x, w = operands("dense", x, w)
     bias = floats("dense", bias)
     fit("dense", w, bias)
@@ -41,15 +41,17 @@ def dense(x: TensorLike, w: TensorLike, bias: TensorLike) -> Tensor:
             f"[m] do"
         )
     ops = x.device.ops
+    y = ops.dense(x.array, w.array, bias.array, relu)
 
     def backward(dy: Array, needs: Any) -> tuple[Array | None, ...]:
+        dz, dbias = ops.bias_backward(dy, y if relu else None)
         return (
-            ops.matmul(dy, w.array, transpose_b=True) if needs[0] else None,
-            ops.matmul(x.array, dy, transpose_a=True) if needs[1] else None,
-            ops.reduce_sum(dy, (0,), False) if needs[2] else None,
+            ops.matmul(dz, w.array, transpose_b=True) if needs[0] else None,
+            ops.matmul(x.array, dz, transpose_a=True, out=place(needs[1])) if needs[1] else None,
+            dbias,
         )
 
-    return record(ops.dense(x.array, w.array, bias.array), (x, w, bias), backward)
+    return record(y, (x, w, bias), backward)
 
 
 def bias_add(x: TensorLike, bias: TensorLike) -> Tensor:

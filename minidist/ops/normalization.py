@@ -16,26 +16,26 @@ from minidist.tensor import Tensor
 
 
 def batch_norm(
-    x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-5
+    x: TensorLike,
+    scale: TensorLike,
+    offset: TensorLike,
+    epsilon: float = 1e-5,
+    add: TensorLike | None = None,
+    relu: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise by the batch's own moments: [..., c], [c], [c] -> (y [..., c], mean, variance).
 
     y = (x − mean)/√(variance + ε)·scale + offset, the moments [c] taken over all axes but the last.
-    The variance is the biased one, Σ(x − mean)²/n, and is returned as such for the moving average,
-    like the ancestor's layers without fusion (TensorFlow's fused kernel hands out the unbiased
-    one). The moments returned carry no gradient. Of an empty batch both are 0, and so are all
-    gradients. Where x is float16 or bfloat16, so is y, and scale, offset and moments are float32.
+    To that `add` [..., c] is added, and then the ReLU is taken, in the same pass. The variance is
+    the biased one, Σ(x − mean)²/n, and is returned as such for the moving average, like the
+    ancestor's layers without fusion (TensorFlow's fused kernel hands out the unbiased one). The
+    moments returned carry no gradient. Of an empty batch both are 0, and so are all gradients.
+    Where x is float16 or bfloat16, so is y, and scale, offset and moments are float32.
     """
-    x, scale, offset = _normalized(x, scale, offset)
-    ops = x.device.ops
-    mean, variance = ops.moments(x.array)
-
-    def backward(dy: Array, _: Any) -> tuple[Array, Array, Array]:
-        return ops.normalize_backward(dy, x.array, mean, variance, scale.array, epsilon, True)
-
-    y = ops.normalize(x.array, mean, variance, scale.array, offset.array, epsilon)
+    x, scale, offset, add = _normalized(x, scale, offset, add)
+    mean, variance = x.device.ops.moments(x.array)
     return (
-        record(y, (x, scale, offset), backward),
+        _normalize(x, mean, variance, scale, offset, epsilon, True, add, relu),
         Tensor(mean, x.device),
         Tensor(variance, x.device),
     )
@@ -48,29 +48,53 @@ def batch_norm_inference(
     mean: TensorLike,
     variance: TensorLike,
     epsilon: float = 1e-5,
+    add: TensorLike | None = None,
+    relu: bool = False,
 ) -> Tensor:
-    """Normalise by given moments, [c] each, which carry no gradient: [..., c] -> [..., c]."""
-    x, scale, offset = _normalized(x, scale, offset)
+    """Normalise by given moments, [c] each, which carry no gradient: [..., c] -> [..., c].
+
+    Then `add` and `relu` do what they do in `batch_norm`.
+    """
+    x, scale, offset, add = _normalized(x, scale, offset, add)
     mean, variance = _beside(x, mean, variance)
     if mean.shape != scale.shape or variance.shape != scale.shape:
         raise ShapeError(
             f"batch_norm: moments of shapes {mean.shape} and {variance.shape} do not fit the scale "
             f"{scale.shape}; they must be equal"
         )
+    return _normalize(x, mean.array, variance.array, scale, offset, epsilon, False, add, relu)
+
+
+def _normalize(
+    x: Tensor,
+    mean: Array,
+    variance: Array,
+    scale: Tensor,
+    offset: Tensor,
+    epsilon: float,
+    moments: bool,
+    add: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    """Normalise and write it down; `moments`: mean and variance are those of x itself."""
     ops = x.device.ops
+    added = None if add is None else add.array
+    y = ops.normalize(x.array, mean, variance, scale.array, offset.array, epsilon, added, relu)
 
-    def backward(dy: Array, _: Any) -> tuple[Array, Array, Array]:
+    def backward(dy: Array, needs: Any) -> tuple[Array | None, ...]:
+        result = y if relu else None
+        wanted = add is not None and needs[3]
         return ops.normalize_backward(
-            dy, x.array, mean.array, variance.array, scale.array, epsilon, False
-        )
+            dy, x.array, mean, variance, scale.array, epsilon, moments, result, wanted
+        )[: len(needs)]
 
-    y = ops.normalize(x.array, mean.array, variance.array, scale.array, offset.array, epsilon)
-    return record(y, (x, scale, offset), backward)
+    inputs = (x, scale, offset) if add is None else (x, scale, offset, add)
+    return record(y, inputs, backward)
 
 
 def _normalized(
-    x: TensorLike, scale: TensorLike, offset: TensorLike
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: TensorLike, scale: TensorLike, offset: TensorLike, add: TensorLike | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     x = floats("batch_norm", x)
     scale, offset = _beside(x, scale, offset)
     if not x.shape or scale.shape != x.shape[-1:] or offset.shape != x.shape[-1:]:
@@ -78,7 +102,13 @@ def _normalized(
             f"batch_norm: x {x.shape}, scale {scale.shape} and offset {offset.shape} do not fit; "
             f"[..., c], [c] and [c] do"
         )
-    return x, scale, offset
+    if add is None:
+        return x, scale, offset, None
+    add = floats("batch_norm", add)
+    fit("batch_norm", x, add)
+    if add.shape != x.shape:
+        raise ShapeError(f"batch_norm: shapes {x.shape} and {add.shape} cannot be added; equal can")
+    return x, scale, offset, add
 
 
 def _beside(x: Tensor, *values: TensorLike) -> list[Tensor]:

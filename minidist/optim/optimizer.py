@@ -201,7 +201,8 @@ class Optimizer(ABC):
         if done is None:
             return None
         gradients, count = done
-        return replace(contribution, gradients=gradients, count=count, order=[])
+        own = {"order": [], "reusable": count != 0}  # without an example they are the last batch's
+        return replace(contribution, gradients=gradients, count=count, **own)
 
     def distributed_apply(
         self, pairs: Iterable[tuple[Any, Variable]], counts: Sequence[int] | None = None
@@ -257,7 +258,8 @@ class Optimizer(ABC):
         _check_count(count)
         whole = self.gradient_accumulation_steps == 1
         contribution = manager.contribution(self, variables, count, replica if whole else None)
-        tape.gradient(target, variables, contribution.give)
+        into = None if contribution.places is None else contribution.place
+        tape.gradient(target, variables, contribution.give, into)
         self._bring(replica, contribution)
         return loss
 
@@ -305,6 +307,11 @@ class Optimizer(ABC):
     def must_be_finite(self) -> bool:
         """Whether gradients are looked at before they are applied."""
         return self.loss_scale is not None and self.loss_scale.automatic
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether sums of gradients are looked at as a whole before any of them is applied."""
+        return self.must_be_finite or self.gradient_clip_norm is not None
 
     def accepts(self, finite: Sequence[bool | None]) -> bool:
         """Note, once a step, whether the gradients of all are finite; return whether they apply.
@@ -379,10 +386,15 @@ class Optimizer(ABC):
         *,
         scale: float,
         threads: int,
+        others: Sequence[Sequence[Gradient | None]] = (),
+        counts: Sequence[float] | None = None,
     ) -> None:
         """Update the copies of one place with gradients·scale, using up to `threads` threads.
 
         An IndexedSlices among the gradients has each of its indices once.
+        others: gradients of more replicas, to be added to these in the same pass, unless the
+        optimizer `needs_sums`; None beside an IndexedSlices. counts: how many times each replica's
+        are taken.
         """
         step = self._applied.get(place, 0) + 1
         if self.gradient_clip_norm is not None:
@@ -398,12 +410,17 @@ class Optimizer(ABC):
                     self._update_rows(place, variable, gradient, step, how)
             variables = tuple([variables[i] for i in dense])
             gradients = [gradients[i] for i in dense]
+            others = [[row[i] for i in dense] for row in others]
         for plan in self._plan(place, variables):
-            whole = len(plan.members) == len(variables)
+            rows = [gradients, *others]
+            if len(plan.members) < len(variables):
+                rows = [[row[i] for i in plan.members] for row in rows]
+            if counts is not None or others:
+                how |= {"others": rows[1:], "counts": counts}
             self._update(
                 plan.ops,
                 plan.weights,
-                gradients if whole else [gradients[i] for i in plan.members],
+                rows[0],
                 plan.slots,
                 step,
                 weight_decay=plan.weight_decay(self.weight_decay),

@@ -57,7 +57,8 @@ def _gradients(spans: Sequence[Span], ticks: Sequence[Tick]) -> Iterable[Arrow]:
             for each in before.values():
                 yield Arrow("sum", each.lane, _inside(each), span.lane, _within(span, each.end))
             if not before:
-                yield from _last(given, span.lane, span)
+                for lane in lanes if "replicas" in span.about else [span.lane]:
+                    yield from _last(given, lane, span)
 
 
 def _given(spans: Sequence[Span], ticks: Sequence[Tick]) -> _Given:

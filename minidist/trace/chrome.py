@@ -42,6 +42,8 @@ _TITLES = {
     "run": "run {name}",
     "replica": "{name}",
     "stream": "work {about[position]}",
+    "work": "{name}",
+    "verb": "{name}",
     "await": "waits for the {name} stream",
     "turn": "waits for its turn",
     "peers": "waits for other ranks to {name}",

@@ -20,7 +20,8 @@ Three more figures:
               minus the fastest replica's
     hidden    the share of communication (sums, copies, fetches) that went on in a stream while some
               replica was computing (forward, backward, update). What a replica's own thread
-              communicates is never hidden: it costs that replica its time.
+              communicates is never hidden: it costs that replica its time. With GPUs it is
+              their compute streams that compute.
 """
 
 from __future__ import annotations
@@ -243,13 +244,7 @@ class _Found:
 
     def hidden_share(self, windows: Sequence[Window]) -> float | None:
         """Return the share of all communication in the windows that was hidden."""
-        computing = union(
-            (segment.start, segment.end)
-            for lane, row in zip(self.lanes, self._segments, strict=True)
-            if lane.role == "replica"
-            for segment in row
-            if _phase(segment.span) in _COMPUTING
-        )
+        computing = self._computing()
         steps = union((window.start, window.end) for window in windows)
         total = hidden = 0
         for lane, row in zip(self.lanes, self._rows, strict=True):
@@ -259,6 +254,19 @@ class _Found:
             if lane.role == "stream":
                 hidden += length(common(communication, computing))
         return hidden / total if total else None
+
+    def _computing(self) -> list[Stretch]:
+        """Return when replicas were computing, or their GPUs, to which they only give work."""
+        by_gpus = union(
+            (span.start, span.end) for row in self._rows for span in row if span.kind == "work"
+        )
+        return by_gpus or union(
+            (segment.start, segment.end)
+            for lane, row in zip(self.lanes, self._segments, strict=True)
+            if lane.role == "replica"
+            for segment in row
+            if _phase(segment.span) in _COMPUTING
+        )
 
     def _between(self, lane: int, start: int, end: int) -> Iterator[Span]:
         """Give the spans of a lane that begin in a stretch."""

@@ -1,19 +1,22 @@
 """Timeline: an observer that writes down when everything began and ended, thread by thread.
 
 Each thread writes into a buffer of its own, without a lock; a full buffer forgets its oldest
-entries, so that memory stays bounded however long a program is watched.
+entries, so that memory stays bounded however long a program is watched. What a GPU's streams are
+given (pieces.py) is known by moments of theirs; when these were is asked for at the end.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from typing import Any
 
 from minidist import observe
 from minidist.trace.arrows import arrows
+from minidist.trace.pieces import Piece, Pieces
 from minidist.trace.recording import Lane, Recording, Span, Tick
 
 ENTRIES = 30_000  # of a thread: some 10 MB
@@ -29,6 +32,7 @@ class Timeline(observe.Observer):
         self._entries = entries
         self._local = threading.local()
         self._buffers: list[tuple[str, deque[_Entry]]] = []  # with the threads' names
+        self._pieces = Pieces(entries)
 
     def attached(self) -> AbstractContextManager[None]:
         """Watch for the length of a with statement."""
@@ -64,6 +68,18 @@ class Timeline(observe.Observer):
     def waited(self, event: Any) -> None:
         self.tick("waited", _name(event), {})
 
+    def giving(
+        self, stream: Any, what: str, reads: Sequence[Any], writes: Sequence[Any]
+    ) -> Piece | None:
+        return self._pieces.begin(stream, what)
+
+    def given(self, token: Piece | None) -> None:
+        if token is not None:
+            self._pieces.add(token)
+
+    def followed(self, stream: Any, event: Any) -> None:
+        self._pieces.follow(stream, event)
+
     def put(self, slot: Any) -> None:
         self.tick("put", str(id(slot)), {})
 
@@ -97,9 +113,14 @@ class Timeline(observe.Observer):
                 else:
                     kind, name, about, start, end = entry
                     spans.append(Span(number, kind, name, start, end or now, about))
+        beside = self._pieces.found(len(lanes))
+        lanes += beside.lanes
+        spans += beside.spans
+        complete_from = max(complete_from, beside.complete_from)
         spans.sort(key=lambda span: (span.start, -span.end))
         ticks.sort(key=lambda tick: tick.at)
-        return Recording(lanes, spans, ticks, arrows(spans, ticks), complete_from)
+        drawn = sorted([*arrows(spans, ticks), *beside.arrows], key=lambda arrow: arrow.at)
+        return Recording(lanes, spans, ticks, drawn, complete_from)
 
 
 _ORDER = {"program": 0, "reader": 1, "replica": 2, "stream": 3}

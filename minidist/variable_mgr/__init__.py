@@ -6,7 +6,7 @@
 | parameter_server | host, or least loaded | fetched | mean at the variable | once, there | - |
 | … caching | same | fetched, from a cache filled once a step | same | same | - |
 | … staged_vars | same | last step's, from a StagingArea per replica | same | same | - |
-| replicated | every replica | own | all-reduce | every replica | replica 0's |
+| replicated | every replica | own | all-reduce, or in the update | every replica | replica 0's |
 | … relaxed | same | same | all-reduce of last step's, zeros at first | same | same |
 | distributed_all_reduce, collective_all_reduce | same, all workers | own | all-reduce over all | \
 every replica | rank 0's |
@@ -35,6 +35,7 @@ from minidist.variable_mgr.combine import (
     MeetingOfAll,
     Nothing,
 )
+from minidist.variable_mgr.in_update import MOST, SumInUpdate
 from minidist.variable_mgr.manager import VariableMgr
 from minidist.variable_mgr.overlap import Overlap
 from minidist.variable_mgr.place import EveryReplica, LeastLoaded, OnHost
@@ -80,7 +81,7 @@ class PolicyOptions:
     variable_consistency: "strong", or "relaxed": `replicated` applies the gradients of the step
         before, and sums this step's while the next one computes.
     overlap: whether `minimize` sums gradients with the other replicas' while its backward pass
-        goes on; None: where there are more cores than replicas. It changes no bit.
+        goes on; None: on GPUs, and where there are more cores than replicas. It changes no bit.
     bucket_cap_mb: how many MiB of gradients it sums at a time; the first time 1.
     gradient_repacking: in how many buffers all tensors travel that are summed together; 0: packed
         in none. It changes no bit, nor do the next two.
@@ -171,8 +172,12 @@ class PolicyOptions:
         """Return a communicator for the replicas of a site as the options want it.
 
         `compact` is compact_gradient_transfer where it is for gradients. sums: whether it is for
-        what is summed while replicas go on.
+        what is summed while replicas go on. NCCL is for that alone, as whatever it is given must
+        come in one order, of one thread.
         """
+        spec = self.spec()
+        if spec.by_nccl and not sums:
+            spec = comm.parse("auto")
         devices = site.devices
         packer = comm.packer(
             self.gradient_repacking, self.agg_small_grads_max_bytes, self.agg_small_grads_max_group
@@ -180,7 +185,7 @@ class PolicyOptions:
         reducers = [host()] if self.local_parameter_device == "cpu" else devices
         narrow = compact if isinstance(compact, str) else "float16" if compact else None
         return comm.make(
-            self.spec(),
+            spec,
             devices,
             packer,
             reducers=reducers,
@@ -195,11 +200,30 @@ class PolicyOptions:
 
     def overlapping(self, devices: Sequence[Device], combine: MeetingOfAll) -> Overlap | None:
         """Return what sums gradients during backward passes, or None where nothing does."""
-        spare = cores() - len(devices)
-        wanted = spare > 0 if self.overlap is None else self.overlap
-        if not wanted or combine.sums.site.replicas == 1:
+        if not self.overlaps(devices) or combine.sums.site.replicas == 1:
             return None
+        spare = cores() - len(devices)
         return Overlap(combine, len(devices), self.bucket_cap_mb * 2**20, max(1, spare))
+
+    def overlaps(self, devices: Sequence[Device]) -> bool:
+        """Whether sums are wanted during backward passes."""
+        by_gpus = any(device.kind == "cuda" for device in devices)
+        return cores() > len(devices) or by_gpus if self.overlap is None else self.overlap
+
+    def sums_in_updates(self, site: Site) -> bool:
+        """Whether replicas that update their own copies add up gradients meanwhile.
+
+        That is so where nothing else is asked for, and it is the least work.
+        """
+        how_to_sum = ("all_reduce_spec", "hierarchical_copy", "compact_gradient_transfer")
+        how_to_pack = ("gradient_repacking", "agg_small_grads_max_bytes")
+        return (
+            site.peers.count == 1
+            and 1 < site.replicas <= MOST
+            and all(device.ops.sums_in_updates for device in site.devices)
+            and all(getattr(self, o) == getattr(PolicyOptions, o) for o in how_to_sum + how_to_pack)
+            and not self.overlaps(site.devices)
+        )
 
 
 def independent(site: Site, options: PolicyOptions) -> VariableMgr:
@@ -265,9 +289,10 @@ def distributed_replicated(site: Site, options: PolicyOptions) -> VariableMgr:
 
 
 def _replicated(name: str, site: Site, options: PolicyOptions) -> VariableMgr:
-    combine: MeetingOfAll
-    combine = AllReduce(options.for_gradients(site), site, original=_original(options, "sum"))
     relaxed = options.variable_consistency == "relaxed"
+    kind = SumInUpdate if options.sums_in_updates(site) and not relaxed else AllReduce
+    combine: MeetingOfAll
+    combine = kind(options.for_gradients(site), site, original=_original(options, "sum"))
     if relaxed:
         combine = LastStep(combine)
     return VariableMgr(

@@ -70,7 +70,14 @@ class OnceApplies(Apply):
 def _update(optimizer: Optimizer, combined: Combined, place: int, threads: int) -> None:
     """Update the copies of one place."""
     group = combined.group
-    with group.told("update", type(optimizer).__name__, combined.step, place=place):
+    sums = {"replicas": 1 + len(combined.others)} if combined.others else {}
+    with group.told("update", type(optimizer).__name__, combined.step, place=place, **sums):
         optimizer.update(
-            place, group.variables, combined.rows[place], scale=combined.scale, threads=threads
+            place,
+            group.variables,
+            combined.rows[place],
+            scale=combined.scale,
+            threads=threads,
+            others=combined.others,
+            counts=combined.counts,
         )

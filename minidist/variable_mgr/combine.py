@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from minidist import context, observe
 from minidist.cluster.site import Site
@@ -39,6 +40,9 @@ from minidist.variable_mgr.errand import Errand
 from minidist.variable_mgr.group import Group
 from minidist.variable_mgr.held import Held
 from minidist.variable_mgr.sparse import rows_of_all, sum_rows
+
+if TYPE_CHECKING:
+    from minidist.optim import Optimizer
 
 
 class Nothing:
@@ -58,7 +62,9 @@ class Nothing:
             combined.note_origin(replica, contribution)
         return combined
 
-    def predicted_bytes(self, rows: Sequence[Sequence[Variable]]) -> Traffic:
+    def predicted_bytes(
+        self, rows: Sequence[Sequence[Variable]], optimizer: Optimizer | None
+    ) -> Traffic:
         """Nothing moves."""
         return Traffic()
 
@@ -88,10 +94,15 @@ class MeetingOfAll(ABC):
 
     def close(self) -> None:
         """Wait for sums that are under way; nothing will be run any more."""
-        self.sums.settle()
+        self.sums.close_communicator()
 
-    def predicted_bytes(self, rows: Sequence[Sequence[Variable]]) -> Traffic:
-        """Return what is moved to sum a step's gradients, those of each row together."""
+    def predicted_bytes(
+        self, rows: Sequence[Sequence[Variable]], optimizer: Optimizer | None
+    ) -> Traffic:
+        """Return what is moved to sum a step's gradients, those of each row together.
+
+        optimizer: the one that they are for, if it is known.
+        """
         traffic = Traffic()
         for row in rows:
             traffic.update(self.sums.sum_bytes(row))
@@ -144,6 +155,7 @@ class SumOfAll(MeetingOfAll):
             return None
         filling = contributions[0].filling if agreed.whole else None
         errand = self.errand(group, stream) if filling is None else filling.errand
+        reusable = all(contribution.reusable for contribution in used)
         combined = Combined(group, (), scale * used[0].scale, context.frame().step, errand)
         if observe.counting:
             combined.first = self.site.first
@@ -157,7 +169,8 @@ class SumOfAll(MeetingOfAll):
 
         def take() -> None:
             with group.told("reduce", "gradients", combined.step):
-                combined.rows = self.sum_all(group, sources, weights, threads, turn, sparse)
+                how = (weights, threads, turn, sparse)
+                combined.rows = self.sum_all(group, sources, *how, reusable=reusable)
 
         errand.add(take)
         return combined
@@ -171,10 +184,19 @@ class SumOfAll(MeetingOfAll):
         self._latest = Errand(on, patience, tell=self.site.sums.fail)
         return self._latest
 
+    def places(self, group: Group, turn: int) -> Row | None:
+        """Return where the only replica's gradients are best computed; None: anywhere."""
+        return None
+
     def settle(self) -> None:
         """Wait until nothing is under way any more, whatever has become of it."""
         if self._latest is not None:
             self._latest.end()
+
+    def close_communicator(self) -> None:
+        """Sum no more."""
+        self.settle()
+        self._communicator.close()
 
     def brought(self, contributions: Sequence[Contribution]) -> list[Row]:
         """Return what each replica brings as a row on its device; of a gradient None, None."""
@@ -189,23 +211,38 @@ class SumOfAll(MeetingOfAll):
         threads: int,
         turn: int,
         sparse: Sequence[int],
+        *,
+        reusable: bool = False,
     ) -> Sequence[Sequence[Gradient]]:
         """Return the sums for each place: whole ones in one pass, sparse ones one by one.
 
-        sources: a row for each replica of this process. weights: of all replicas.
+        sources: a row for each replica of this process. weights: of all replicas. reusable: whether
+        the sums may be put into the sources.
         """
         if not sparse:
-            return self._sum(
-                group, [whole(group.variables, row) for row in sources], weights, threads, turn
-            )
+            brought = [whole(group.variables, row) for row in sources]
+            return self._sum(group, brought, weights, threads, turn, reusable)
         dense = [i for i in range(len(group.variables)) if i not in sparse]
         rows: list[list[Gradient]] = [[None] * len(group.variables) for _ in group.copies]
         if dense:
             chosen = [row.part(dense) for row in sources]
-            sums = self.sum_all(group.part(dense), chosen, weights, threads, turn, ())
+            how = (weights, threads, turn, ())
+            sums = self.sum_all(group.part(dense), chosen, *how, reusable=reusable)
             for row, arrays in zip(rows, sums, strict=True):
                 for i, array in zip(dense, arrays, strict=True):
                     row[i] = array
+        self.put_sparse(rows, group, sources, weights, sparse)
+        return rows
+
+    def put_sparse(
+        self,
+        rows: Sequence[list[Gradient]],
+        group: Group,
+        sources: Sequence[Row],
+        weights: list[float] | None,
+        sparse: Sequence[int],
+    ) -> None:
+        """Put the sums of sparse gradients into the row of each place."""
         own = [1.0] * len(sources)
         if weights is not None:
             own = weights[self.site.first :][: len(sources)]
@@ -219,7 +256,6 @@ class SumOfAll(MeetingOfAll):
             total = sum_rows(parts, weights)
             for row, copies in zip(rows, group.copies, strict=True):
                 row[i] = total.to(copies[i].device)
-        return rows
 
     def _sum(
         self,
@@ -228,6 +264,7 @@ class SumOfAll(MeetingOfAll):
         weights: list[float] | None,
         threads: int,
         turn: int,
+        reusable: bool,
     ) -> Sequence[Row]:
         """Return for each place the sum of the sources, one row for each replica."""
         rows = group.rows(turn)
@@ -290,6 +327,14 @@ class MeanAtVariable(SumOfAll):
 class AllReduce(SumOfAll):
     """Every replica gets the mean for its own copy; one that is alone has it already."""
 
+    def places(self, group: Group, turn: int) -> Row | None:
+        """Return the bucket of ranks of one replica: gradients are summed where they are."""
+        return group.made(turn)[0] if self._shares(group) and group.made(turn) else None
+
+    def _shares(self, group: Group) -> bool:
+        """Whether ranks of one replica have buckets that others may reach."""
+        return self.site.peers.count > 1 and group.places == 1
+
     def _sum(
         self,
         group: Group,
@@ -297,10 +342,21 @@ class AllReduce(SumOfAll):
         weights: list[float] | None,
         threads: int,
         turn: int,
+        reusable: bool,
     ) -> Sequence[Row]:
+        """Put the sums where the gradients are, if that may be, or else into buckets.
+
+        Ranks of one replica have buckets in memory that they share, where there is any: each then
+        adds up its share of all of them, and nothing is handed over.
+        """
         if self.site.replicas == 1:
             return sources
-        return super()._sum(group, sources, weights, threads, turn)
+        shared = self._shares(group)
+        rows: Sequence[Row] = sources
+        if shared or not reusable:
+            rows = group.rows(turn, self._communicator if shared else None)
+        self.sum_into(rows, sources, weights, threads)
+        return rows
 
     def sum_into(
         self,
@@ -318,11 +374,16 @@ class AllReduce(SumOfAll):
         return self._communicator.predicted_bytes(*_outlined(variables))
 
 
-def whole(variables: Sequence[Variable], gradients: Row) -> Row:
-    """Return a replica's gradients as arrays: zeros for what only other replicas have used."""
+def whole(variables: Sequence[Variable], gradients: Row, without: Sequence[int] = ()) -> Row:
+    """Return a replica's gradients as arrays: zeros for what only other replicas have used.
+
+    Of the variables of the numbers `without` there is None.
+    """
     row = Row(gradients, gradients.devices)
     for i, (gradient, device) in enumerate(zip(gradients, gradients.devices, strict=True)):
-        if gradient is None:
+        if i in without:
+            row[i] = None
+        elif gradient is None:
             row[i] = device.ops.full(variables[i].shape, 0, variables[i].dtype)
         elif isinstance(gradient, IndexedSlices):
             row[i] = gradient.to_dense().array

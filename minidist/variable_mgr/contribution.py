@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from minidist import observe
+from minidist.comm import Row
+from minidist.device import Array
 from minidist.errors import MergeMismatchError, UsageError
 from minidist.indexed_slices import IndexedSlices
 from minidist.optim.optimizer import all_finite
@@ -30,6 +32,8 @@ class Contribution:
     count: how many examples are behind them, None where the replica does not say.
     scale: what they are yet to be multiplied by, the same in all replicas: 1/loss scale.
     order: the variables' numbers in the order in which their gradients were given.
+    reusable: whether nobody else has the gradients' arrays, so that sums may be put into them.
+    places: where they are wanted, one for each variable; None: anywhere.
     """
 
     group: Group
@@ -39,12 +43,21 @@ class Contribution:
     scale: float = 1.0
     order: list[int] = field(default_factory=list)
     filling: Filling | None = None
+    reusable: bool = False
+    places: Row | None = None
+
+    def place(self, variable: Any) -> Array | None:
+        """Return where the gradient of a variable is wanted."""
+        return None if self.places is None else self.places[self.group.index[id(variable)]]
 
     def give(self, variable: Any, gradient: Gradient) -> None:
         """Take the final gradient of one variable; a tape's sink."""
         i = self.group.index[id(variable)]
         if isinstance(gradient, IndexedSlices):
             gradient = gradient.coalesced()
+        elif self.places is not None and gradient is not self.places[i]:
+            self.places.devices[i].copy(self.places[i], gradient)
+            gradient = self.places[i]
         self.gradients[i] = gradient
         self.order.append(i)
         if self.filling is not None:
@@ -65,6 +78,9 @@ class Combined:
     errand is done. step: the one whose gradients they are. came_from: while somebody watches, for
     each replica and variable the version of it that the replica's gradient comes from. first: the
     number, among all, of this process's first replica.
+    others: where the update adds up gradients, those of further replicas, to be added to each of
+    `rows`; None in the place of a sum that is there. counts: how many times each replica's are
+    taken, those in `rows` first; None: once.
     """
 
     group: Group
@@ -74,6 +90,8 @@ class Combined:
     errand: Errand | None = None
     came_from: dict[tuple[int, Variable], int] = field(default_factory=dict)
     first: int = 0
+    others: Sequence[Sequence[Gradient | None]] = ()
+    counts: Sequence[float] | None = None
 
     def note_origin(self, replica: int, contribution: Contribution) -> None:
         """Note from what a replica's gradients come: what it has read last."""

@@ -44,12 +44,16 @@ class Errand:
 
     def end(self) -> None:
         """Wait until all is done; nobody will ask any more what has become of it."""
-        with contextlib.suppress(Exception):
-            self.wait()
+        if self.event is not None:
+            with contextlib.suppress(Exception):
+                self.event.wait(self._patience)
 
     def wait(self) -> None:
-        """Wait until all is done; raises what the work has raised, and HangError."""
+        """Let it precede what the caller does next; raises what the work has raised, and HangError.
+
+        A GPU goes on by itself. The caller waits for the threads of other streams.
+        """
         if self.event is not None:
-            self.event.wait(self._patience)
+            self.event.precede(self._patience)
         if self._failure is not None:
             raise self._failure

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from minidist import observe
-from minidist.comm import Row, allocate_row
+from minidist.comm import Communicator, Row, allocate_row
 from minidist.errors import UsageError
 from minidist.optim.optimizer import check_dtype
 from minidist.variable import Variable
@@ -82,21 +82,29 @@ class Group:
         assert optimizer is not None  # it is being used
         return Group([self.variables[i] for i in members], optimizer)
 
-    def rows(self, turn: int = 0) -> list[Row]:
+    def rows(self, turn: int = 0, communicator: Communicator | None = None) -> list[Row]:
         """Return for each place an array for each variable, on that copy's device.
 
         Each turn has buckets of its own, so that one turn's sums can be applied while the next
-        one's are taken.
+        one's are taken. communicator: who makes those of the only place, if they are not yet there.
         """
         rows = self._rows.get(turn)
         if rows is None:
-            rows = self._rows[turn] = [self._row(place) for place in range(self.places)]
+            rows = self._rows[turn] = [
+                self._row(place, communicator) for place in range(self.places)
+            ]
         return rows
 
-    def _row(self, place: int) -> Row:
-        return allocate_row(
-            [(copy.device, (copy.array.shape, copy.array.dtype)) for copy in self.copies[place]]
-        )
+    def made(self, turn: int) -> Sequence[Row]:
+        """Return the rows of a turn if they are there already, else nothing."""
+        return self._rows.get(turn, ())
+
+    def _row(self, place: int, communicator: Communicator | None) -> Row:
+        kinds = [(copy.array.shape, copy.array.dtype) for copy in self.copies[place]]
+        if communicator is not None:
+            return communicator.allocate(kinds)
+        devices = [copy.device for copy in self.copies[place]]
+        return allocate_row(list(zip(devices, kinds, strict=True)))
 
     def tell_unused(self, used: Sequence[int]) -> None:
         """Say once which have no gradient; of replicas that each go alone, the first says it."""

@@ -13,7 +13,6 @@ from minidist.cluster.site import Site
 from minidist.comm.peers import Peers
 from minidist.creation import VariableSynchronization, as_array
 from minidist.device import Array, Device
-from minidist.device.arena import Arena
 from minidist.errors import UsageError
 from minidist.sync_on_read import SyncOnReadVariable
 from minidist.tape import Gradient
@@ -64,7 +63,6 @@ class VariableMgr:
     copy: type[Copy] = Copy
     _groups: WeakSet[Group] = field(default_factory=WeakSet, init=False, repr=False)
     _grouping: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-    _arenas: dict[Device, Arena] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.site is None:
@@ -155,9 +153,8 @@ class VariableMgr:
         return slot
 
     def _kept(self, device: Device, array: Array) -> Array:
-        """Return a copy on a device, beside all the others that stay there."""
-        arena = self._arenas.get(device) or self._arenas.setdefault(device, Arena(device))
-        place = arena.allocate(array.shape, array.dtype)
+        """Return a copy on a device, to stay there; a mere move, of which no instrument is told."""
+        place = device.allocate(array.shape, array.dtype)
         device.copy(place, array)
         return place
 
@@ -202,14 +199,18 @@ class VariableMgr:
         """Return what gradients of these variables are to be given to, one replica's.
 
         With a replica they may be summed with the others' as they are given, where the policy
-        overlaps; what a gradient is must then be final.
+        overlaps, and sums may be put into their arrays: they must be final, and nobody else's.
         """
         group = self._group(optimizer, variables)
         empty: list[Gradient | None] = [None] * len(variables)
         scale = 1 / optimizer.current_loss_scale
         contribution = Contribution(group, count, optimizer, empty, scale)
-        if self.overlap is not None and replica is not None:
-            self.overlap.join(contribution, replica.local_id)
+        contribution.reusable = replica is not None
+        if replica is not None and isinstance(self.combine, MeetingOfAll):
+            if self.overlap is not None:
+                self.overlap.join(contribution, replica.local_id)
+            else:
+                contribution.places = self.combine.sums.places(group, self.combine.turn(group))
         return contribution
 
     def apply_gradients(self, replica: ReplicaContext, contribution: Contribution) -> None:
@@ -320,15 +321,22 @@ class VariableMgr:
         in_buckets = {variable for row in rows for variable in row}
         rest = [variable for variable in summed if variable not in in_buckets]
         traffic = self.read.predicted_bytes(variables, read, runs)
-        traffic.update(self.combine.predicted_bytes([*rows, rest] if rest else rows))
+        group = self._group_of(trainable)
+        optimizer = None if group is None else group.optimizer()
+        traffic.update(self.combine.predicted_bytes([*rows, rest] if rest else rows, optimizer))
         return traffic
 
     def _buckets(self, variables: Sequence[Variable]) -> Sequence[Sequence[int]]:
         """Return which of some variables are summed together during a backward pass."""
+        group = self._group_of(variables)
+        return () if self.overlap is None or group is None else self.overlap.buckets(group)
+
+    def _group_of(self, variables: Sequence[Variable]) -> Group | None:
+        """Return a group of these variables that gradients have been given for."""
         for group in self._groups:
-            if self.overlap is not None and list(group.variables) == list(variables):
-                return self.overlap.buckets(group)
-        return ()
+            if list(group.variables) == list(variables):
+                return group
+        return None
 
     def _group(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Group:
         """Return an optimizer's group of these variables; the same one whenever asked again.

@@ -238,6 +238,7 @@ class Filling:
         if self._sums.site.peers.count > 1:
             while self._begun < len(self._filled_by):
                 self._begin()
+        self._leave()
         self.errand.wait()
 
     def finish(
@@ -255,6 +256,7 @@ class Filling:
         numbers = [index[id(variable)] for variable in group.variables]
         rows = [[row[i] for i in numbers] for row in self._rows]
         combined.rows = rows
+        self._leave()
         rest = [k for k, i in enumerate(numbers) if i not in self._plan.bucket_of]
         if not rest:
             return
@@ -270,6 +272,10 @@ class Filling:
                     row[i] = array
 
         self.errand.add(take)
+
+    def _leave(self) -> None:
+        """Let go of the gradients, which know this filling: a ring would keep them for long."""
+        self._contributions.clear()
 
 
 def _agree(sums: SumOfAll, counts: Sequence[int | None] | None) -> Sequence[int | None] | None:

@@ -142,6 +142,8 @@ class SumForServers(MeanAtVariable):
         threads: int,
         turn: int,
         sparse: Sequence[int],
+        *,
+        reusable: bool = False,
     ) -> Sequence[Sequence[Gradient]]:
         """Return one row, on the host: of this process's sums, or of nothing without an example."""
         row: list[Gradient | None] = [None] * len(group.variables)

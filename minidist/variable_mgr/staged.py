@@ -126,10 +126,10 @@ class ReadStaged(Read):
         self._copied = [area.put(values, unchanged=True) for area in self.areas]
 
     def await_copies(self) -> None:
-        """Wait until no copy into the areas reads a variable any more."""
+        """Let all copies into the areas read the variables before anything changes them."""
         for event in self._copied:
             if not event.done():
-                event.wait(DEADLINE)
+                event.precede(DEADLINE)
 
     def close(self) -> None:
         for area in self.areas:

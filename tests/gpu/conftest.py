@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from devices import cuda
+from devices import REAL, cuda, gpus
 from emulator import ORDERS, Emulator
 
 sys.path.append(str(Path(__file__).parent.parent))  # what these tests share with those of the CPU
@@ -38,8 +38,20 @@ def machine(libraries: Path) -> Emulator:
 
 
 @pytest.fixture(params=range(2))
-def cupy(request: pytest.FixtureRequest, libraries: Path) -> Iterator[Any]:
+def standin(request: pytest.FixtureRequest, libraries: Path) -> Iterator[Any]:
     """A stand-in for CuPy, whose streams are done in an order that depends on the parameter."""
+    with cuda(libraries, request.param) as module:
+        yield module
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not gpus():
+        pytest.skip("needs a GPU")
+
+
+@pytest.fixture(params=[0, 1, pytest.param(REAL, marks=pytest.mark.gpu)])
+def cupy(request: pytest.FixtureRequest, libraries: Path) -> Iterator[Any]:
+    """As `standin`; and CuPy itself, where there is a GPU."""
     with cuda(libraries, request.param) as module:
         yield module
 

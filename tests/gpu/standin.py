@@ -16,6 +16,7 @@ import ctypes
 import random
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ class Mark:
 
     def __init__(self) -> None:
         self.done = False
+        self.at = 0  # pieces of work that were done before it, of all streams
 
 
 class Gpu:
@@ -52,6 +54,8 @@ class Gpu:
         self.queues: list[deque[Any]] = []
         self.memory: list[np.ndarray] = []  # of all that was ever made: nothing is freed
         self.calls: list[str] = []  # what was given, in that order
+        self.time = 0  # pieces that were done
+        self.may_hang = False  # whether all streams may wait for something that never comes
 
     def give(self, queue: deque[Any], name: str, work: Any) -> None:
         with self.lock:
@@ -70,11 +74,14 @@ class Gpu:
             if self.idle():
                 return
             ready = [q for q in self.queues if q and not (isinstance(q[0], Wait) and not q[0].over)]
+            if not ready and self.may_hang:
+                return
             assert ready, "every stream waits for another one"
             piece = self._random.choice(ready).popleft()
             if isinstance(piece, Mark):
-                piece.done = True
+                piece.done, piece.at = True, self.time
             elif not isinstance(piece, Wait):
+                self.time += 1
                 with np.errstate(all="ignore"):
                     piece()
 
@@ -138,12 +145,13 @@ def cupy(folder: Path, seed: int = 0) -> Any:
             self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
     class PooledMemory(BaseMemory):
+        """Memory in use. As CuPy's, and as arrays of NumPy, it ends with the last reference to it,
+        and not by the garbage collector, whose victims may be taken up again by who is told."""
+
         def __init__(self, memory: Any, free: list[Any]) -> None:
             self.ptr, self.size, self.device_id = memory.ptr, memory.size, memory.device_id
-            self._memory, self._free = memory, free
-
-        def __del__(self) -> None:
-            self._free.append(self._memory)
+            self._hold = np.empty(0)
+            weakref.finalize(self._hold, free.append, memory)
 
     class MemoryPool:
         def __init__(self, allocator: Callable[[int], Any]) -> None:
@@ -179,6 +187,20 @@ def cupy(folder: Path, seed: int = 0) -> Any:
         @property
         def flags(self) -> Any:
             return types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous)
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            about = dict(self.host.__array_interface__, version=3, stream=here.streams[-1].ptr)
+            return about if self.size else {**about, "data": (0, False)}
+
+        def __dlpack__(self, *, stream: int) -> Any:
+            mark = Mark()
+            gpu.give(here.streams[-1].queue, "record", mark)
+            gpu.give(streams[stream].queue, "wait", Wait(mark))
+            return self
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, self.data.device_id
 
         def __len__(self) -> int:
             return len(self.host)
@@ -217,7 +239,7 @@ def cupy(folder: Path, seed: int = 0) -> Any:
                 return self
             return lazy(lambda a: a.astype(dtype), "astype")(self)
 
-    for name in ("shape", "dtype", "size", "nbytes", "ndim", "itemsize"):
+    for name in ("shape", "dtype", "size", "nbytes", "ndim", "itemsize", "strides"):
         setattr(ndarray, name, property(lambda self, name=name: getattr(self.host, name)))
 
     def plain(value: Any) -> Any:
@@ -246,6 +268,17 @@ def cupy(folder: Path, seed: int = 0) -> Any:
             return result
 
         return given
+
+    def from_dlpack(x: Any) -> Any:
+        kind, number = x.__dlpack_device__()
+        assert (kind, number) == (2, here.gpu[-1])
+        return x.__dlpack__(stream=here.streams[-1].ptr)
+
+    def asarray(x: Any) -> Any:
+        about = x.__cuda_array_interface__
+        streams[about["stream"]].synchronize()
+        memory = types.SimpleNamespace(ptr=about["data"][0], device_id=here.gpu[-1], of=x)
+        return ndarray(about["shape"], about["typestr"], MemoryPointer(memory, 0))
 
     def unique(a: Any, return_inverse: bool) -> Any:
         assert return_inverse
@@ -302,6 +335,7 @@ def cupy(folder: Path, seed: int = 0) -> Any:
         def __init__(self, *, disable_timing: bool) -> None:
             self.mark = Mark()
             self.mark.done = True
+            self.disable_timing = disable_timing
 
         def record(self, stream: Any) -> None:
             self.mark = Mark()
@@ -314,6 +348,10 @@ def cupy(folder: Path, seed: int = 0) -> Any:
                 if not self.mark.done:
                     gpu.step()
             return self.mark.done
+
+    def get_elapsed_time(start: Any, end: Any) -> float:
+        assert start.mark.done and end.mark.done and not start.disable_timing
+        return 1000.0 * (end.mark.at - start.mark.at)  # each takes a second
 
     # --- copies, kernels and products
 
@@ -365,10 +403,15 @@ def cupy(folder: Path, seed: int = 0) -> Any:
 
         give("gemm", multiply)
 
+    ranges: list[str | None] = []  # pushed; and popped: None
     module: Any = types.ModuleType("cupy")
+    module.ranges = ranges
     for name in FUNCTIONS:
         setattr(module, name, lazy(getattr(np, name), name))
+    module.from_dlpack, module.asarray = from_dlpack, asarray
+    module.streams, module.here = streams, here
     module.ndarray, module.unique, module.RawKernel, module.gpu = ndarray, unique, RawKernel, gpu
+    module.streams = streams  # by what CuPy calls their ptr
 
     class CUDARuntimeError(RuntimeError):
         pass
@@ -380,6 +423,8 @@ def cupy(folder: Path, seed: int = 0) -> Any:
         Device=Device,
         Stream=Stream,
         Event=Event,
+        nvtx=types.SimpleNamespace(RangePush=ranges.append, RangePop=lambda: ranges.append(None)),
+        get_elapsed_time=get_elapsed_time,
         MemoryPool=MemoryPool,
         MemoryPointer=MemoryPointer,
         Memory=Memory,
@@ -392,6 +437,7 @@ def cupy(folder: Path, seed: int = 0) -> Any:
         runtime=types.SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
             getDeviceCount=lambda: GPUS,
+            getDeviceProperties=lambda gpu: {"uuid": bytes([gpu] * 16)},
             deviceCanAccessPeer=lambda gpu, peer: 1,
             deviceEnablePeerAccess=lambda peer: None,
             memcpyAsync=memcpyAsync,

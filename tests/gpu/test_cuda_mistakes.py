@@ -88,7 +88,7 @@ def forget_all_waits(cupy) -> None:
 def drop_at_once(cupy) -> None:
     from minidist.device.cuda_memory import Memory
 
-    Memory.drop = lambda self, pointer, events: None
+    Memory.drop = lambda self, pointer, home, events: None
 
 
 def use_pinned_memory_at_once(cupy) -> None:

@@ -27,6 +27,8 @@ cupy = pytest.importorskip("cupy")
 FILES = [
     *sorted((Path(minidist.__file__).parent / "device").glob("cuda*.py")),
     Path(source.__file__),
+    Path(minidist.__file__).parent / "doctor" / "cuda.py",
+    Path(minidist.__file__).parent / "instruments" / "nvtx.py",
 ]
 METHODS = {  # of CuPy's objects, where the sources only have a variable for them
     "cuda.Stream": ("wait_event", "ptr", "__enter__"),
@@ -168,4 +170,4 @@ def test_views_of_an_array_know_its_block() -> None:
     assert gone() is not None and not dropped
     del rest
     gc.collect()
-    assert gone() is None and dropped == [(pointer, [])]
+    assert gone() is None and dropped == [(pointer, stream, [])]

@@ -84,10 +84,12 @@ CASES: dict[str, Callable[[Case], list[Arguments]]] = {
         (c(3, 0), c(0, 5)),
         (c(0, 3), c(3, 2)),
     ],
-    "dense": lambda c: [(c(3, 4), c(4, 5), c(5))],
+    "dense": lambda c: [(c(3, 4), c(4, 5), c(5)), (c(3, 4), c(4, 5), c(5), True)],
     "conv2d": lambda c: [
         (c(2, 5, 5, 3), c(2, 3, 3, 4), SAME),
         (c(2, 5, 5, 3), c(1, 1, 3, 4), POINT),
+        (c(2, 5, 5, 3), c(2, 3, 3, 4), SAME, c(4), True),
+        (c(2, 5, 5, 3), c(1, 1, 3, 4), POINT, None, True),
     ],
     "conv2d_backward_input": lambda c: [
         (c(2, 3, 5, 4), c(2, 3, 3, 4), (2, 5, 5, 3), SAME),
@@ -110,11 +112,16 @@ CASES: dict[str, Callable[[Case], list[Arguments]]] = {
     "average_pool": lambda c: [(c(2, 5, 5, 3), SAME)],
     "average_pool_backward": lambda c: [(c(2, 3, 5, 3), (2, 5, 5, 3), SAME)],
     "moments": lambda c: [(c(2, 3, 5),), (c(0, 5),)],
-    "normalize": lambda c: [(c(6, 5), *(c.per_channel(5) for _ in range(4)), 0.01)],
-    "normalize_backward": lambda c: [
-        (c(6, 5), c(6, 5), *(c.per_channel(5) for _ in range(3)), 0.01, moments)
-        for moments in (True, False)
+    "normalize": lambda c: [
+        (c(6, 5), *(c.per_channel(5) for _ in range(4)), 0.01),
+        (c(6, 5), *(c.per_channel(5) for _ in range(4)), 0.01, c(6, 5), True),
     ],
+    "normalize_backward": lambda c: [
+        (c(6, 5), c(6, 5), *(c.per_channel(5) for _ in range(3)), 0.01, moments, *fused)
+        for moments in (True, False)
+        for fused in ((), (c(6, 5), False), (c(6, 5), True), (None, True))
+    ],
+    "bias_backward": lambda c: [(c(6, 5),), (c(2, 3, 5), c(2, 3, 5)), (c(0, 5), c(0, 5))],
     "softmax": lambda c: [(c(6, 5),)],
     "log_softmax": lambda c: [(c(6, 5),)],
     "softmax_cross_entropy": lambda c: [(c(6, 5), np.arange(6) % 5)],

@@ -72,6 +72,38 @@ def test_normalize_and_its_gradients(
     np.testing.assert_allclose(doffset, sums[1], rtol=tight, atol=tight)
 
 
+@every_type
+@every_shape
+@pytest.mark.parametrize("added", [False, True])
+def test_what_is_added_and_the_relu(
+    machine: Emulator, place: Place, dtype: str, shape: tuple[int, int], added: bool
+) -> None:
+    x, dy = place(normal(shape, dtype)), place(normal(shape, dtype, 1))
+    add = place(normal(shape, dtype, 2)) if added else None
+    mean, scale, offset = vectors(dtype, shape[1], 3)
+    variance = np.abs(vectors(dtype, shape[1], 4)[3]) + mean.dtype.type(0.1)
+    columns = [mean, variance, scale, offset]
+    y, dx, dz = (place(np.zeros_like(x)) for _ in range(3))
+    gpu_norm.normalize(machine, x, *columns, EPSILON, y, add, True)
+    exact = [v.astype(np.float64) for v in columns]
+    want = plain.normalize(x.astype(np.float64), *exact, EPSILON)
+    want = plain.relu(want if add is None else want + add.astype(np.float64))
+    close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype] * 10}
+    np.testing.assert_allclose(y.astype(np.float64), want, **close)
+
+    # What the ReLU holds back counts nowhere: all gradients are those of dz alone.
+    sums = [place(np.zeros_like(scale)) for _ in range(2)]
+    given = (x, mean, variance, scale, EPSILON, True)
+    gpu_norm.normalize_backward(machine, dy, *given, dx, *sums, y, dz if added else None)
+    masked = plain.relu_backward(dy, y)
+    if added:
+        assert_same_bits(dz, masked)
+    again, others = np.zeros_like(dx), [np.zeros_like(scale) for _ in range(2)]
+    gpu_norm.normalize_backward(machine, masked, *given, again, *others)
+    for one, other in zip([dx, *sums], [again, *others], strict=True):
+        assert_same_bits(one, other)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(300, 8), (70, 40), (40, 5)])
 def test_the_same_bits_in_every_order(libraries: Path, dtype: str, shape: tuple[int, int]) -> None:

@@ -27,6 +27,7 @@ ALTERNATIVES = (
     ("forward_only", "train_dir"),
     ("eval", "trace_file"),
     ("eval", "inject"),
+    ("eval", "profile"),
     ("save_model_secs", "save_model_steps"),
     ("piecewise_learning_rate_schedule", "init_learning_rate"),
     ("piecewise_learning_rate_schedule", "num_epochs_per_decay"),
@@ -89,6 +90,11 @@ def check(flags: Flags) -> None:
     if "hierarchical_copy" in str(flags.policy_options().spec()) and flags.num_devices == 1:
         raise UsageError(
             "hierarchical_copy copies between devices, but --num_devices is 1: leave it out"
+        )
+    if flags.policy_options().spec().by_nccl and flags.device == "cpu":
+        raise UsageError(
+            f"--all_reduce_spec={flags.all_reduce_spec} sums on GPUs, but --device is cpu: give "
+            "--device=cuda, or use auto"
         )
     if not flags.cross_replica_sync and flags.variable_update != ALL:
         for name in IN_STEP:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from minidist.bench.flags.kinds import (
     BOOLEAN,
+    DEVICE,
     EPOCH_COUNT,
     FOLDER,
     SHARE,
+    TEXT,
     choice,
     flag,
     whole,
@@ -32,7 +34,18 @@ class Selection:
     data_dir: str | None = flag(None, FOLDER, "where the files of mnist or cifar10 lie")
     batch_size: int = flag(32, whole(1), "examples per device and step")
     num_devices: int = flag(2, whole(1, 1024), "devices, each a replica", "num_gpus")
-    device: str = flag("cpu", choice("cpu"), "the kind of device")
+    device: str = flag(
+        "cpu",
+        DEVICE,
+        "the kind of device; cuda takes the first GPUs, or those that workers of lower numbers "
+        "leave on this machine, and cuda:0 lets all replicas share GPU 0",
+    )
+    kernels: str | None = flag(
+        None,
+        TEXT,
+        "what chooses who computes convolutions and products on CPUs: auto measures, gemm and "
+        "onednn take these, and a file of choices fixes them; by default MINIDIST_KERNELS, or auto",
+    )
     data_format: str = flag(
         "NHWC",
         choice("NHWC", "NCHW"),

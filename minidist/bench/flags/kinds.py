@@ -6,6 +6,7 @@ Each kind says in words what it allows.
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,6 +100,12 @@ def _narrow(text: str) -> str | bool:
     return "float16" if _boolean(text) else False
 
 
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise ValueError(text)
+    return text
+
+
 def _text(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -131,6 +138,7 @@ EPOCH_COUNT = real("a number above 0, at most a million", lambda number: 0 < num
 NOT_NEGATIVE = real("a number of at least 0", lambda number: number >= 0)
 FRACTION = real("a number from 0 to just below 1", lambda number: 0 <= number < 1)
 SHARE = real("a number above 0, at most 1", lambda number: 0 < number <= 1)
+DEVICE = Kind(_device, "cpu, cuda, or one GPU as cuda:0")
 TEXT = Kind(_text, "a text")
 FOLDER = Kind(_text, "a folder")
 OUTPUT_FILE = Kind(_output_file, "a file name in a folder that exists")

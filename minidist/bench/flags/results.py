@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minidist.bench.flags.kinds import (
+    BOOLEAN,
     EPOCH_COUNT,
     EPOCHS,
     FAULTS,
@@ -102,6 +103,12 @@ class Instruments:
         "browser, .json is for Perfetto",
     )
     trace_steps: int = flag(10, whole(1), "how many of the last measured steps --trace_file holds")
+    nvtx: bool = flag(False, BOOLEAN, "push NVTX ranges, which NVIDIA's profilers show; needs CuPy")
+    profile: bool = flag(
+        False,
+        BOOLEAN,
+        "say how long each operation takes, what computes it, and what lies between operations",
+    )
     inject: tuple[Fault, ...] | None = flag(
         None, FAULTS, "make a replica slow by a factor, or let it fail in a step of the rows"
     )

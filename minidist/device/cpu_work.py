@@ -1,0 +1,158 @@
+"""Kinds of work that several implementations can do: what each is called, and who can do it.
+
+`gemm` is NumPy's BLAS, for convolutions with im2col before it: it can do everything. `direct` is a
+kernel of our own for the gradient of a filter, which needs no columns. `onednn` has
+primitives for images as they lie here, channels last, and `onednn-any` those for the layout that
+oneDNN likes best, between two reorders of the images; `onednn-sgemm` is its other product of
+matrices. oneDNN computes in float32, and convolves bfloat16 with sums in float32, which are rounded
+once. For other narrow arrays there is no way here: what stores them is computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minidist.device import cpu_onednn
+from minidist.device.base import Array
+from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
+from minidist.device.ops import Shape, Window
+from minidist.kernels import convolution
+
+Run = Callable[[Array, Array, Array], object]  # the third array is written
+PLAIN = "gemm"
+_BY_COLUMNS = {
+    "forward": convolve,
+    "backward_input": convolve_input,
+    "backward_filter": convolve_filter,
+}
+
+
+class Convolution(NamedTuple):
+    """One direction of a convolution: x [n, h, w, c], filter [kh, kw, c, k].
+
+    `forward` takes (x, w, y), `backward_input` (dy, w, dx), `backward_filter` (x, dy, dw).
+    """
+
+    direction: str
+    x: Shape
+    w: Shape
+    window: Window
+    dtype: np.dtype[Any]
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """All that matters but the number of images."""
+        window, (kh, kw, _, k) = self.window, self.w
+        return (
+            f"conv2d {self.direction} {self.dtype}, image {_by(self.x[1:])}, "
+            f"filter {_by((kh, kw, k))}, strides {_by(window.strides)}, "
+            f"padding {_by(window.before)} {_by(window.after)}, threads {self.threads}"
+        )
+
+    @property
+    def arrays(self) -> tuple[Shape, Shape, Shape]:
+        """The shapes of the arrays, in the order in which they are taken."""
+        y = (self.x[0], *self.window.output, self.w[3])
+        orders = {
+            "forward": (self.x, self.w, y),
+            "backward_input": (y, self.w, self.x),
+            "backward_filter": (self.x, y, self.w),
+        }
+        return orders[self.direction]
+
+    @property
+    def operations(self) -> int:
+        """Floating-point ones: two for each product that is added to a sum."""
+        return 2 * self.x[0] * prod(self.window.output) * prod(self.w)
+
+    def ways(self) -> Iterator[tuple[str, Run]]:
+        narrow = self.dtype.itemsize == 2
+        if not narrow:
+            yield PLAIN, partial(_BY_COLUMNS[self.direction], self.window)
+        if (
+            self.direction == "backward_filter"
+            and self.dtype == np.float32
+            and self.threads == 1
+            and convolution.can_filter_gradient(self.w[3])
+        ):
+            yield "direct", self._direct
+        onednn = cpu_onednn.find()
+        if onednn is None or self.dtype.name not in ("float32", "bfloat16"):
+            return
+        onednn.set_threads(self.threads)
+        for name, own_layout in (("onednn", False), ("onednn-any", True)):
+            shapes = onednn.Convolution(
+                x=self.x,
+                w=self.w,
+                y=(self.x[0], *self.window.output, self.w[3]),
+                strides=self.window.strides,
+                before=self.window.before,
+                after=self.window.after,
+                own_layout=own_layout,
+                narrow=narrow,
+            )
+            primitive = getattr(shapes, self.direction)()
+            if primitive is not None:
+                yield name, primitive.run
+
+    def _direct(self, x: Array, dy: Array, dw: Array) -> None:
+        convolution.filter_gradient(x, dy, dw, *self.window.strides, *self.window.before)
+
+
+class Product(NamedTuple):
+    """A matrix product c = a [n, k] @ b [k, m], each given transposed if so said."""
+
+    a: Shape
+    b: Shape
+    transpose_a: bool
+    transpose_b: bool
+    dtype: np.dtype[Any]
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """All that matters but the number of examples: it is how many rows `a` has as given."""
+        a = f"({self.a[1]}xn)" if self.transpose_a else f"(nx{self.a[1]})"
+        b = f"(nx{self.b[1]})" if self.transpose_a else f"({_by(self.b)})"
+        turned = " transposed" if self.transpose_b else ""
+        return f"matmul {self.dtype}, {a} by {b}{turned}, threads {self.threads}"
+
+    @property
+    def arrays(self) -> tuple[Shape, Shape, Shape]:
+        return self.a, self.b, (self.a[self.transpose_a], self.b[not self.transpose_b])
+
+    @property
+    def operations(self) -> int:
+        return 2 * prod(self.a) * self.b[not self.transpose_b]
+
+    def ways(self) -> Iterator[tuple[str, Run]]:
+        if self.dtype.itemsize > 2:
+            yield PLAIN, self._blas
+        onednn = cpu_onednn.find()
+        if onednn is None or self.dtype != np.float32:
+            return
+        lengths = {
+            "n": self.a[self.transpose_a],
+            "k": self.a[not self.transpose_a],
+            "m": self.b[not self.transpose_b],
+            "transpose_a": self.transpose_a,
+            "transpose_b": self.transpose_b,
+        }
+        onednn.set_threads(self.threads)
+        primitive = onednn.matmul(**lengths)
+        if primitive is not None:
+            yield "onednn", primitive.run
+        yield "onednn-sgemm", partial(onednn.sgemm, **lengths, threads=self.threads)
+
+    def _blas(self, a: Array, b: Array, c: Array) -> None:
+        np.matmul(a.T if self.transpose_a else a, b.T if self.transpose_b else b, out=c)
+
+
+def _by(lengths: tuple[int, ...]) -> str:
+    return "x".join(map(str, lengths))
