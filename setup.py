@@ -5,8 +5,8 @@ The latter is left out where oneDNN's headers, or pybind11, are not installed.
 
 from __future__ import annotations
 
+import runpy
 from glob import glob
-from importlib import metadata
 from pathlib import Path
 
 import numpy
@@ -44,24 +44,20 @@ extensions = [
 ]
 
 
-def files(package: str, name: str) -> list[Path]:
-    """Return where an installed package has a file, wherever it was installed."""
-    try:
-        found = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        return []
-    return [Path(file.locate()).resolve() for file in found if file.name == name]
-
-
 def onednn() -> list[Extension]:
     """Return the part that uses oneDNN, if it can be built here.
 
     The library is linked by its name, and not carried along: who imports the part loads it first.
+    Who finds it then finds its files now, wherever its packages lie: pip builds in a folder of
+    their own, and with --no-build-isolation, or by `python setup.py`, they are where the user's
+    are. That module is run by its path: minidist cannot be imported before it is built.
     """
-    headers = files("onednn-devel-cpu-gomp", "dnnl.hpp")
-    libraries = files("onednn-cpu-gomp", "libdnnl.so.3")
+    where = runpy.run_path("minidist/device/cpu_onednn.py")
     try:
         import pybind11
+
+        headers = where["files"](where["HEADERS_PACKAGE"], where["HEADER"])
+        libraries = where["files"](where["PACKAGE"], where["LIBRARY"])
     except ImportError:
         return []
     if not headers or not libraries:
@@ -71,8 +67,8 @@ def onednn() -> list[Extension]:
             "minidist.kernels.onednn",
             ["kernels/onednn.cpp"],
             language="c++",
-            include_dirs=[pybind11.get_include(), *{str(path.parent) for path in headers}],
-            extra_objects=[str(libraries[0])],
+            include_dirs=[pybind11.get_include(), *{str(Path(path).parent) for path in headers}],
+            extra_objects=[libraries[0]],
             extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fopenmp"],
             extra_link_args=["-fopenmp"],
         )

@@ -2,7 +2,8 @@
 
     python bench/across.py                          # all, some minutes
     python bench/across.py sums training phases     # some
-    python bench/across.py training --peer "PyTorch=TORCH/bin/python peer_torch.py"
+    python bench/across.py training --peer "PyTorch=TORCH/bin/python bench/peers/torch_peer.py"
+    python bench/across.py sums --peer "mpi4py=MPI/bin/python bench/peers/mpi_peer.py"
 
 sums: all-reduce of one float32 buffer in place, by `copy`, which meets in memory that both share,
 by `collective`, which is MPI's call by way of a communicator, and by MPI's call itself, all in the
@@ -13,10 +14,8 @@ train a model each and never meet. Rounds take turns; a ratio is of one round.
 
 phases: where the time of such a step goes, in each rank.
 
---peer: a name and a command, which takes its turn in every round. Called with `--workload NAME
---replicas 2 --threads-per-replica 1 --steps K --warmup W` it does the same in two replicas and
-prints lines of JSON: for mlp and lenet {"rate": images per second}, for allreduce {"batch": KB,
-"step_s": seconds} of each size and variant. One that has not this workload ends with status 2.
+--peer: a name and a command, which takes its turn in every round: a program of bench/peers, or one
+that has the command line and the lines of JSON of bench/peers/job.py.
 
 It needs mpi4py and an MPI whose mpiexec lies beside this Python, or on the PATH. Figures are
 medians of rounds, with the lowest and highest round.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from peers.job import positive
 
 HERE = Path(__file__).parent
 PEERS = ("torch", "tensorflow", "jax", "mpi")
@@ -77,6 +80,8 @@ class Side:
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 2:  # as a wrong command line
                 self.lacks.add(workload)
+                why = done.stderr.strip().rpartition("\n")[2] or "as it says"
+                print(f"{self.name} has no {workload}: {why}", file=sys.stderr, flush=True)
                 return []
             if done.returncode:  # the others' rounds are not lost for it
                 print(" ".join(command), "has failed:", done.stderr[-2000:], file=sys.stderr)
@@ -101,6 +106,9 @@ def sides(options: argparse.Namespace) -> list[Side]:
 def rounds(options: argparse.Namespace) -> Iterator[list[Line]]:
     """Give what all sides say in each round, side after side inside each workload."""
     every = sides(options)
+    if len(every) == 1:
+        flags = ", ".join(f"--{name}" for name in PEERS)
+        print(f"minidist alone, for no peer is given: {flags}", file=sys.stderr, flush=True)
     how = ["--replicas", str(options.replicas), "--threads-per-replica", str(options.threads)]
     for number in range(options.rounds):
         said: list[Line] = []
@@ -110,9 +118,9 @@ def rounds(options: argparse.Namespace) -> Iterator[list[Line]]:
             for k in range(len(every)):
                 side = every[(number + k) % len(every)]
                 if workload not in side.lacks:
+                    print(f"round {number}: {workload}, {side.name}", file=sys.stderr, flush=True)
                     lines = side.measure(workload, flags)
                     said += [{**line, "peer": side.name, "round": number} for line in lines]
-            print(f"round {number}: {workload}", file=sys.stderr, flush=True)
         yield said
 
 
@@ -283,9 +291,9 @@ def main() -> None:
     for name in PEERS:
         parser.add_argument(f"--{name}", metavar="PYTHON", help="one that has it")
     parser.add_argument("--only", default=",".join(STEPS), help=f"some of {', '.join(STEPS)}")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each replica")
+    parser.add_argument("--rounds", type=positive, default=4)
+    parser.add_argument("--replicas", type=positive, default=2)
+    parser.add_argument("--threads", type=positive, default=1, help="of each replica")
     parser.add_argument("--json", help="where all lines are written, after each round")
     parser.add_argument("--read", help="a file that --json has written: nothing is run")
     parser.add_argument("--plot", help="an image of the training workloads")
@@ -294,8 +302,15 @@ def main() -> None:
     for name in options.only:
         if name not in STEPS:
             parser.error(f"there is no workload {name!r}; choose from {', '.join(STEPS)}")
+    for name in PEERS:
+        python = getattr(options, name)
+        if python and shutil.which(python) is None:
+            parser.error(f"--{name}={python} is no program; it wants the Python that has {name}")
     if options.read:
-        document = json.loads(Path(options.read).read_text())
+        try:
+            document = read(Path(options.read))
+        except (OSError, ValueError) as error:
+            parser.error(f"--read={options.read} cannot be read: {error}")
     else:
         document = {"machine": machine(), "command": sys.argv, "lines": []}
         for lines in rounds(options):
@@ -307,6 +322,14 @@ def main() -> None:
     print("\n".join(table(found)))
     if options.plot:
         plot(found, options.plot)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return what --json has written; raises OSError, and ValueError for another file."""
+    document = json.loads(file.read_text())
+    if not isinstance(document, dict) or not {"machine", "lines"} <= document.keys():
+        raise ValueError("it is no file that --json has written")
+    return document
 
 
 def machine() -> str:

@@ -8,18 +8,19 @@ the GPU as on the CPU, measures, runs every policy on 1 and 4 replicas of one GP
 where there are more) against the oracle, sums by NCCL, and runs the tests that are for a GPU.
 
 Each stage is a process with a time of its own. One that fails, hangs or crashes does not keep the
-next from running, and what it had found until then counts. The table comes last in any case, also
-after Ctrl-C or a SIGTERM; the report is written anew after each stage. The exit status is 0 where
-everything is as it should be, else 1.
+next from running, and what it had found until then counts; only where CuPy finds no GPU the rest is
+not tried. The table comes last in any case, also after Ctrl-C or a SIGTERM; the report is written
+anew after each stage. The exit status is 0 where everything is as it should be, else 1.
 
 What must be brought along: Python 3.11 or newer with its headers, a C++ compiler (g++), NVIDIA's
-driver, and the packages cupy-cuda12x or cupy-cuda13x, nvidia-nccl-cu12 or -cu13, numpy, cython,
-setuptools; optree, ml_dtypes, safetensors, rich and threadpoolctl; for the tests pytest,
-pytest-timeout and hypothesis. What uses more where it is there: nccl4py (else CuPy's own NCCL),
-nvidia-cudnn-frontend and nvidia-cudnn-cu12 or -cu13 (else convolutions are columns and products),
-pybind11, torch (to compare with), mpi4py with an MPI (for ranks in processes). What is not
-installed there can come as wheels in a folder, --wheels=FOLDER: they are unpacked, not installed.
-optree, nccl4py and nvidia-cudnn-frontend are those that are missing most often.
+driver, and the packages cupy-cuda12x[ctk] or cupy-cuda13x[ctk] (without [ctk] where NVRTC, cuBLAS
+and CUDA's headers are there already), nvidia-nccl-cu12 or -cu13, numpy, cython, setuptools; optree,
+ml_dtypes, safetensors, rich and threadpoolctl; for the tests pytest, pytest-timeout and hypothesis.
+What uses more where it is there: nccl4py (else CuPy's own NCCL), nvidia-cudnn-frontend and
+nvidia-cudnn-cu12 or -cu13 (else convolutions are columns and products), pybind11, torch (to compare
+with), mpi4py with an MPI (for ranks in processes). What is not installed there can come as wheels
+in a folder, --wheels=FOLDER: they are unpacked, not installed. optree, nccl4py and
+nvidia-cudnn-frontend are those that are missing most often.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Stage:
 
 STAGES = (
     Stage("machine", 20),
-    Stage("build", 100),
+    Stage("build", 150),
     Stage("kernels", 60),
     Stage("smoke", 60),
     Stage("bandwidth", 30),
@@ -91,11 +92,13 @@ class Check:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._deadline = time.monotonic() + options.seconds
+        self._slower = SLOWER if options.standin else 1
+        self._deadline = time.monotonic() + (options.seconds or TOTAL * self._slower)
         version = "{}.{}".format(*sys.version_info)
         self._build = ROOT / "build" / "gpu_check" / version
         self._log: IO[str] | None = None
         self.results: list[Result] = []
+        self.ended = ""  # why the rest would be of no use
 
     def run(self) -> None:
         """Run the stages that are wanted. Raises nothing that a stage does wrong."""
@@ -114,12 +117,15 @@ class Check:
                     result = Result(stage.name)
                     self.results.append(result)
                     self._run(stage, result)
+                    ending = [found for found in result.found.values() if found.get("ends")]
+                    self.ended = ending[0]["value"] if ending else ""
                     self.write()
+                    if self.ended:
+                        return
 
     def _run(self, stage: Stage, result: Result) -> None:
         """Run one stage, ended at its limit, and fill in its result."""
-        patience = stage.limit * (SLOWER if self._options.standin else 1)
-        limit = min(patience, self._deadline - time.monotonic())
+        limit = min(stage.limit * self._slower, self._deadline - time.monotonic())
         if limit < 2:
             return
         result.how = "was interrupted"
@@ -138,12 +144,12 @@ class Check:
         )
         reader = threading.Thread(target=self._read, args=(process, result), daemon=True)
         reader.start()
+        status: int | None = None
+        how = f"was ended after {limit:.0f} s"
         try:
-            status = process.wait(limit)
-            result.good = status == 0
-            result.how = "done" if status == 0 else f"ended with status {status}"
-        except subprocess.TimeoutExpired:
-            result.how = f"was ended after {limit:.0f} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(limit)
+                how = f"ended with status {status}" if status else "done"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
@@ -151,6 +157,9 @@ class Check:
                 process.wait(GRACE)
             reader.join(GRACE)
             result.seconds = round(time.monotonic() - started, 1)
+        if status == 0 and all("trace" in found for found in result.found.values()):
+            how = "could do nothing"
+        result.how, result.good = how, how == "done"
         self._say(f"== {stage.name} {result.how}, {result.seconds} s")
 
     def command(self, stage: Stage) -> list[str]:
@@ -199,7 +208,8 @@ class Check:
         for one, result in zip(told, self.results, strict=True):
             if result.good:
                 one["tail"] = []
-        report = {"good": self.good, "standin": self._options.standin, "stages": told}
+        report: dict[str, Any] = {"good": self.good, "standin": self._options.standin}
+        report |= {"ended": self.ended, "stages": told}
         path = Path(self._options.json)
         beside = path.with_name(f".{path.name}.new")
         beside.write_text(json.dumps(report, indent=1))
@@ -210,7 +220,9 @@ class Check:
         lines = ["", f"{'':2}{'stage':<11}{'what':<46}{'found':<44}wanted"]
         for result in self.results:
             if not result.good:
-                lines.append(f"✗ {result.stage:<11}{'the stage itself':<46}{result.how}")
+                last = next(filter(None, map(str.strip, reversed(result.tail))), "")[:160]
+                how = f"{result.how}{': ' if last else ''}{last}"
+                lines.append(f"✗ {result.stage:<11}{'the stage itself':<46}{how}")
             for found in result.found.values():
                 mark = {True: "✓", False: "✗", None: " "}[found["good"]]
                 value = f"{found['value']} {found['unit']}"
@@ -219,6 +231,8 @@ class Check:
                 lines.append(
                     f"{mark} {result.stage:<11}{found['name'][:45]:<46}{value:<44}{found['wanted']}"
                 )
+        if self.ended:
+            lines.append(f"the rest was not run: {self.ended}")
         lines.append("everything is as it should be" if self.good else "not everything is: see ✗")
         if self._options.standin:
             lines.append("on the stand-in for CuPy: the numbers mean nothing")
@@ -252,7 +266,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--log", help="where all goes that the stages print")
     parser.add_argument("--wheels", help="a folder of wheels of what is missing here")
     parser.add_argument("--only", help=f"stages, as build,smoke; all: {','.join(names)}")
-    parser.add_argument("--seconds", type=float, default=TOTAL, help="for everything [%(default)s]")
+    words = f"for everything [{TOTAL:g}, with --standin {TOTAL * SLOWER:g}]"
+    parser.add_argument("--seconds", type=float, help=words)
     parser.add_argument(
         "--standin",
         action="store_true",

@@ -39,7 +39,7 @@ class Works(observe.Observer):
     def __init__(self) -> None:
         self.counts: Counter[Any] = Counter()
 
-    def worked(self, work: Any) -> None:
+    def worked(self, work: Any, implementation: str) -> None:
         if md.get_replica_context().replica_id == 0:
             self.counts[work] += 1
 
@@ -64,13 +64,13 @@ def works(strategy: md.Strategy, model: str) -> Counter[Any]:
 def turns(work: Any) -> dict[str, float]:
     """Return the median seconds of each way to do a work."""
     rng = np.random.default_rng(0)
-    a, b, c = (rng.standard_normal(shape, "f") for shape in work.arrays)
+    arrays = [rng.standard_normal(shape, "f") for shape in work.arrays]
     ways = dict(work.ways())
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(TURNS + 1):
         for name, run in ways.items():
             started = time.thread_time()
-            run(a, b, c)
+            run(*arrays)
             if turn:
                 times[name].append(time.thread_time() - started)
     return {name: statistics.median(each) for name, each in times.items()}

@@ -20,7 +20,12 @@ import numpy as np
 from peers import job as jobs
 from peers.networks import MOMENTUM, NETWORKS, RATE, shapes
 
-POLICY = "--variable-update", {"default": "replicated"}
+import minidist as md
+from minidist import comm
+from minidist.train import train_step
+from minidist.variable_mgr import POLICIES
+
+POLICY = "--variable-update", {"choices": list(POLICIES), "default": "replicated"}
 ASKED = jobs.asked(
     __doc__, (*NETWORKS, "allreduce", "optimizer", "merge_call", "input", "import"), POLICY
 )
@@ -28,9 +33,6 @@ if ASKED.workload != "import":  # which times fresh interpreters only
     # The cores are shared among the replicas, so their number says how many threads each has.
     cores = sorted(os.sched_getaffinity(0))[: ASKED.replicas * ASKED.threads]
     os.sched_setaffinity(0, cores)
-    import minidist as md
-    from minidist import comm
-    from minidist.train import train_step
 
 
 def answer(variant: str, *args: Any, **more: Any) -> None:

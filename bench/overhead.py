@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from unittest import mock
 
 import numpy as np
@@ -180,16 +180,17 @@ MEASUREMENTS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=[*MEASUREMENTS], help=", ".join(MEASUREMENTS))
+def measure(words: str | None, measurements: Mapping[str, Callable[[], None]]) -> None:
+    """Do what the command line names of some measurements, else all of them."""
+    parser = argparse.ArgumentParser(description=(words or "").partition("\n")[0])
+    parser.add_argument("what", nargs="*", default=[*measurements], help=", ".join(measurements))
     chosen = parser.parse_args().what
     for name in chosen:
-        if name not in MEASUREMENTS:
-            parser.error(f"there is no measurement {name!r}; choose from {', '.join(MEASUREMENTS)}")
+        if name not in measurements:
+            parser.error(f"there is no measurement {name!r}; choose from {', '.join(measurements)}")
     for name in chosen:
-        MEASUREMENTS[name]()
+        measurements[name]()
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, MEASUREMENTS)

@@ -18,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+from overhead import median_time
 
 import minidist as md
 from minidist import threads
@@ -40,16 +41,6 @@ POLICIES = {
 def show(name: str, rounds: Sequence[float], unit: str, target: str = "") -> None:
     middle, low, high = statistics.median(rounds), min(rounds), max(rounds)
     print(f"{name:<52}{middle:>9.2f} {unit:<3} [{low:.2f} .. {high:.2f}]  {target}", flush=True)
-
-
-def seconds(call: Callable[[], object], times: int) -> float:
-    """Return the median time of one call."""
-    measured = []
-    for _ in range(times):
-        started = time.perf_counter()
-        call()
-        measured.append(time.perf_counter() - started)
-    return statistics.median(measured)
 
 
 # --- cost growth --------------------------------------------------------------------------------
@@ -74,7 +65,7 @@ SOURCE, DESTINATION = np.ones(1 << 25, np.float32), np.ones(1 << 25, np.float32)
 
 def copy_speed() -> float:
     """Return bytes touched per second by one thread's copy of arrays that no cache holds."""
-    return 2 * SOURCE.nbytes / seconds(lambda: np.copyto(DESTINATION, SOURCE), 3)
+    return 2 * SOURCE.nbytes / median_time(lambda: np.copyto(DESTINATION, SOURCE), 3)
 
 
 class Job:
@@ -128,8 +119,8 @@ def growth(arguments: argparse.Namespace) -> None:
         for round_ in range(GROWTH_ROUNDS + 1):
             speeds.append(copy_speed())
             for policy, job in jobs.items():
-                base = seconds(alone.compute, 5)
-                cost = seconds(job.step, 5) - base
+                base = median_time(alone.compute, 5)
+                cost = median_time(job.step, 5) - base
                 if round_:  # the first one warms up
                     extra[policy].append(cost * 1e3)
         for policy in POLICIES:
@@ -176,7 +167,7 @@ def staged(_: argparse.Namespace) -> None:
         ]
         ratios = []
         for round_ in range(3 * ROUNDS + 1):
-            plain, late = (seconds(job.step, 10) for job in pair)
+            plain, late = (median_time(job.step, 10) for job in pair)
             if round_:
                 ratios.append(100 * plain / late)
         show(f"{model}, 2 devices: staged over unstaged rate", ratios, "%", "target: 97")

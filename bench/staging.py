@@ -9,12 +9,11 @@ it. What is compared takes turns within one process.
 
 from __future__ import annotations
 
-import argparse
 import threading
 from functools import partial
 
 import numpy as np
-from overhead import ROUNDS, by_round, in_turns, median_time, show
+from overhead import ROUNDS, by_round, in_turns, measure, median_time, show
 from threadpoolctl import threadpool_limits
 
 import minidist as md
@@ -119,16 +118,5 @@ class Job:
 MEASUREMENTS = {"way": way, "shadow": shadow}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=[*MEASUREMENTS], help=", ".join(MEASUREMENTS))
-    chosen = parser.parse_args().what
-    for name in chosen:
-        if name not in MEASUREMENTS:
-            parser.error(f"there is no measurement {name!r}; choose from {', '.join(MEASUREMENTS)}")
-    for name in chosen:
-        MEASUREMENTS[name]()
-
-
 if __name__ == "__main__":
-    main()
+    measure(__doc__, MEASUREMENTS)

@@ -16,7 +16,8 @@
 #else
 
 #define MD_HOST 1
-#define MD_METHOD inline __attribute__((always_inline))
+#define MD_INLINE __attribute__((always_inline))  // of a lambda, between its parameters and body
+#define MD_METHOD inline MD_INLINE
 #define MD_FN static MD_METHOD
 
 #include <math.h>

@@ -15,15 +15,10 @@
 template <class T>
 MD_CLONES static void md_square_sums(md_rows shape, ptrdiff_t first, ptrdiff_t last, const T *x,
                                      const T *mean, T *sums) {
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i) {
-            const T apart = x[at + i] - mean[i];
-            sums[i] += apart * apart;
-        }
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        const T apart = x[at] - mean[i];
+        sums[i] += apart * apart;
+    });
 }
 
 // Sums become means, of each lane's channel.
@@ -91,16 +86,11 @@ template <class T>
 MD_CLONES static void md_normalize_rows(md_rows shape, ptrdiff_t first, ptrdiff_t last, const T *x,
                                         const T *mean, const T *factor, const T *offset,
                                         const T *add, bool relu, T *y) {
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i) {
-            T one = md_normalize(md_channel<T>{mean[i], 0, factor[i]}, x[at + i], offset[i]);
-            if (add != nullptr) one += add[at + i];
-            y[at + i] = relu ? md_relu(one) : one;
-        }
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        T one = md_normalize(md_channel<T>{mean[i], 0, factor[i]}, x[at], offset[i]);
+        if (add != nullptr) one += add[at];
+        y[at] = relu ? md_relu(one) : one;
+    });
 }
 
 static inline bool md_normalize_all(md_parallel parallel, int threads, bool wide, md_rows shape,
@@ -127,17 +117,12 @@ MD_CLONES static void md_normalize_sums(md_rows shape, ptrdiff_t first, ptrdiff_
                                         const T *dy, const T *y, T *dz, const T *x, const T *mean,
                                         const T *inverse, T *sums) {
     T *plain = sums + shape.room;
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i) {
-            T d = dy[at + i];
-            if (y != nullptr) dz[at + i] = d = md_relu_backward(d, y[at + i]);
-            sums[i] += d * md_normal(md_channel<T>{mean[i], inverse[i], 0}, x[at + i]);
-            plain[i] += d;
-        }
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        T d = dy[at];
+        if (y != nullptr) dz[at] = d = md_relu_backward(d, y[at]);
+        sums[i] += d * md_normal(md_channel<T>{mean[i], inverse[i], 0}, x[at]);
+        plain[i] += d;
+    });
 }
 
 template <class T>
@@ -145,14 +130,10 @@ MD_CLONES static void md_normalize_backward_rows(md_rows shape, ptrdiff_t first,
                                                  const T *dz, const T *x, const T *mean,
                                                  const T *inverse, const T *factor,
                                                  const T *dscale, const T *doffset, T *dx) {
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i)
-            dx[at + i] = md_normalize_backward(md_channel<T>{mean[i], inverse[i], factor[i]},
-                                               dz[at + i], x[at + i], dscale[i], doffset[i]);
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        dx[at] = md_normalize_backward(md_channel<T>{mean[i], inverse[i], factor[i]},
+                                       dz[at], x[at], dscale[i], doffset[i]);
+    });
 }
 
 // `moments` says that mean and variance are those of x itself. dz may be dx.

@@ -31,9 +31,11 @@ struct md_rows {
         const ptrdiff_t least = std::max<ptrdiff_t>(8192 / channels, 32);
         return (least + together - 1) / together * together;
     }
-    // Groups of rows: a few, each of them worth a thread's while.
+    // Groups of rows: a few, each of them worth a thread's while, and none without a row, for that
+    // has no mean.
     ptrdiff_t groups(ptrdiff_t itemsize) const {
-        return std::min<ptrdiff_t>(rows * channels * itemsize / (256 << 10) + 1, 16);
+        const ptrdiff_t most = std::clamp<ptrdiff_t>(rows, 1, 16);
+        return std::min<ptrdiff_t>(rows * channels * itemsize / (256 << 10) + 1, most);
     }
 };
 
@@ -133,20 +135,28 @@ MD_CLONES static void md_add_totals(ptrdiff_t channels, int width, double *total
         for (ptrdiff_t i = 0; i < channels; ++i) totals[k * channels + i] += more[k * apart + i];
 }
 
+// Call each(at, i) for all elements of some rows: at is where one lies, i its lane. Long rows come
+// one after the other, and within one no element depends on another. `each` is MD_INLINE, so that
+// it is compiled into every clone of who calls.
+template <class Each>
+MD_FN void md_walk(md_rows shape, ptrdiff_t first, ptrdiff_t last, Each each) {
+    const ptrdiff_t end = last * shape.channels;
+    for (ptrdiff_t row = first * shape.channels; row < end; row += shape.lanes) {
+        const ptrdiff_t count = std::min(shape.lanes, end - row);
+        MD_IVDEP
+        for (ptrdiff_t i = 0; i < count; ++i) each(row + i, i);
+    }
+}
+
 // -- bias and ReLU -----------------------------------------------------------------------------
 
 template <class T>
 MD_CLONES static void md_bias_rows(md_rows shape, ptrdiff_t first, ptrdiff_t last, const T *x,
                                    const T *bias, bool relu, T *y) {
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i) {
-            const T biased = x[at + i] + bias[i];
-            y[at + i] = relu ? md_relu(biased) : biased;
-        }
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        const T biased = x[at] + bias[i];
+        y[at] = relu ? md_relu(biased) : biased;
+    });
 }
 
 static inline bool md_bias_all(md_parallel parallel, int threads, bool wide, md_rows shape,
@@ -165,27 +175,19 @@ static inline bool md_bias_all(md_parallel parallel, int threads, bool wide, md_
 template <class T>
 MD_CLONES static void md_row_sums(md_rows shape, ptrdiff_t first, ptrdiff_t last, const T *x,
                                   T *sums) {
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i) sums[i] += x[at + i];
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        sums[i] += x[at];
+    });
 }
 
 template <class T>
 MD_CLONES static void md_relu_sums(md_rows shape, ptrdiff_t first, ptrdiff_t last, const T *dy,
                                    const T *y, T *dz, T *sums) {
-    const ptrdiff_t end = last * shape.channels;
-    for (ptrdiff_t at = first * shape.channels; at < end; at += shape.lanes) {
-        const ptrdiff_t count = std::min(shape.lanes, end - at);
-        MD_IVDEP
-        for (ptrdiff_t i = 0; i < count; ++i) {
-            const T d = md_relu_backward(dy[at + i], y[at + i]);
-            dz[at + i] = d;
-            sums[i] += d;
-        }
-    }
+    md_walk(shape, first, last, [=](ptrdiff_t at, ptrdiff_t i) MD_INLINE {
+        const T d = md_relu_backward(dy[at], y[at]);
+        dz[at] = d;
+        sums[i] += d;
+    });
 }
 
 // With y, the gradient that ReLU lets through is stored in dz, and its sums in dbias; else those

@@ -12,16 +12,13 @@
 #ifndef MD_CONVOLUTION_H
 #define MD_CONVOLUTION_H
 
+#include "vectors.h"
 #include "window.h"
 
 #if MD_HOST
 
 #include <new>
 #include <vector>
-
-#if defined(__GNUC__) && defined(__x86_64__)
-#define MD_VECTORS
-#endif
 
 template <int LANES> struct md_vector {
     typedef float type __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -142,13 +139,13 @@ static void md_filter_blocks(const md_windows &g, ptrdiff_t k, const float *x, c
         }
 }
 
-#ifdef MD_VECTORS
-__attribute__((target("avx512f,avx512vl,fma"))) static inline void md_filter_rows_16(
+#if MD_VECTORS
+MD_VECTORS_16 static inline void md_filter_rows_16(
     const md_windows &g, ptrdiff_t k, const float *x, ptrdiff_t x_row, const float *dy,
     ptrdiff_t rows, float *dw) {
     md_filter_rows<16>(g, k, x, x_row, dy, rows, dw);
 }
-__attribute__((target("avx2,fma"))) static inline void md_filter_rows_8(
+MD_VECTORS_8 static inline void md_filter_rows_8(
     const md_windows &g, ptrdiff_t k, const float *x, ptrdiff_t x_row, const float *dy,
     ptrdiff_t rows, float *dw) {
     md_filter_rows<8>(g, k, x, x_row, dy, rows, dw);
@@ -157,20 +154,17 @@ __attribute__((target("avx2,fma"))) static inline void md_filter_rows_8(
 
 // Floats in a vector of this processor, such that k is a number of whole ones; 0 if there is none.
 static inline int md_filter_lanes(ptrdiff_t k) {
-#ifdef MD_VECTORS
-    if (k % 16 == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl"))
-        return 16;
-    if (k % 8 == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 8;
-#endif
-    return 0;
+    const int vector = md_vector_length();
+    if (vector == 16 && k % 16 == 0) return 16;
+    return vector > 0 && k % 8 == 0 ? 8 : 0;
 }
 
 // dw [kh, kw, c, k] from x and dy [n, rows, columns, k]; false where there was no memory.
 static inline bool md_filter_gradient(const md_windows &g, ptrdiff_t k, const float *x,
                                       const float *dy, float *dw) {
     memset(dw, 0, g.kh * g.kw * g.c * k * sizeof(float));
-    if (g.n * g.rows * g.columns == 0) return true;
-#ifdef MD_VECTORS
+    if (g.n * g.rows * g.columns * g.kh * g.kw * g.c * k == 0) return true;
+#if MD_VECTORS
     const auto rows = md_filter_lanes(k) == 16 ? md_filter_rows_16 : md_filter_rows_8;
     try {
         md_filter_blocks(g, k, x, dy, [&](const float *from, ptrdiff_t x_row, const float *of_dy,

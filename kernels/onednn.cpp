@@ -18,6 +18,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "dnnl.hpp"
 
@@ -39,12 +40,12 @@ const dnnl::engine &engine() {
 }
 
 // What a thread runs primitives with.
-struct Bench {
+struct Workspace {
     dnnl::stream stream{engine()};
     char *memory = nullptr;
     size_t size = 0;
 
-    ~Bench() { std::free(memory); }
+    ~Workspace() { std::free(memory); }
 
     char *room(size_t bytes) {
         if (bytes <= size) return memory;
@@ -62,8 +63,8 @@ struct Bench {
     }
 };
 
-Bench &bench() {
-    thread_local Bench mine;
+Workspace &workspace() {
+    thread_local Workspace mine;
     return mine;
 }
 
@@ -100,18 +101,19 @@ struct Operand {
     size_t place = 0;            // of the reordered array in the thread's memory
 };
 
-using Operands = std::array<Operand, 3>;
+using Operands = std::vector<Operand>;
 
 class Primitive {
   public:
     std::string implementation;
 
     Primitive(const dnnl::primitive_desc_base &description, const dnnl::primitive &primitive,
-              const Operands &three)
+              const Operands &given, int threads)
         : implementation(description.impl_info_str()),
           primitive(primitive),
-          operands(three),
-          scratchpad(description.scratchpad_desc()) {
+          operands(given),
+          scratchpad(description.scratchpad_desc()),
+          threads(threads) {
         for (Operand &operand : operands) {
             if (operand.given == operand.wanted) continue;
             const auto &from = operand.written ? operand.wanted : operand.given;
@@ -125,13 +127,15 @@ class Primitive {
         room += scratchpad.get_size();
     }
 
-    void run(const py::handle &first, const py::handle &second, const py::handle &third) const {
-        const std::array<py::handle, 3> arrays{first, second, third};
-        std::array<void *, 3> data;
-        for (size_t i = 0; i < 3; ++i) {
+    void run(const py::args &arrays) const {
+        if (arrays.size() != operands.size())
+            throw py::type_error("run needs " + std::to_string(operands.size()) +
+                                 " arrays, got " + std::to_string(arrays.size()));
+        std::vector<void *> data;
+        for (size_t i = 0; i < operands.size(); ++i) {
             const Operand &operand = operands[i];
-            data[i] = checked(operand.name, arrays[i], operand.written, operand.given.get_size(),
-                              operand.given.get_data_type());
+            data.push_back(checked(operand.name, arrays[i], operand.written,
+                                   operand.given.get_size(), operand.given.get_data_type()));
         }
         py::gil_scoped_release let_go;
         execute(data);
@@ -142,15 +146,15 @@ class Primitive {
     Operands operands;
     memory::desc scratchpad;
     size_t room = 0, scratch = 0;
-    int threads = omp_get_max_threads();
+    int threads;
 
-    void execute(const std::array<void *, 3> &data) const {
+    void execute(const std::vector<void *> &data) const {
         omp_set_num_threads(threads);
-        Bench &here = bench();
+        Workspace &here = workspace();
         char *own = here.room(room);
-        std::array<memory, 3> used;
-        std::array<dnnl_exec_arg_t, 4> arguments;
-        for (size_t i = 0; i < 3; ++i) {
+        std::vector<memory> used(operands.size());
+        std::vector<dnnl_exec_arg_t> arguments;
+        for (size_t i = 0; i < operands.size(); ++i) {
             const Operand &operand = operands[i];
             used[i] = memory(operand.wanted, engine(),
                              operand.reorder ? own + operand.place : data[i]);
@@ -158,14 +162,15 @@ class Primitive {
                 memory from(operand.given, engine(), data[i]);
                 operand.reorder.execute(here.stream, from, used[i]);
             }
-            arguments[i] = {operand.role, used[i].get()};
+            arguments.push_back({operand.role, used[i].get()});
         }
         memory last(scratchpad, engine(), own + scratch);
-        arguments[3] = {DNNL_ARG_SCRATCHPAD, last.get()};
+        arguments.push_back({DNNL_ARG_SCRATCHPAD, last.get()});
         dnnl::error::wrap_c_api(
-            dnnl_primitive_execute(primitive.get(), here.stream.get(), 4, arguments.data()),
+            dnnl_primitive_execute(primitive.get(), here.stream.get(), int(arguments.size()),
+                                   arguments.data()),
             "oneDNN could not run a primitive");
-        for (size_t i = 0; i < 3; ++i) {
+        for (size_t i = 0; i < operands.size(); ++i) {
             const Operand &operand = operands[i];
             if (!operand.reorder || !operand.written) continue;
             memory to(operand.given, engine(), data[i]);
@@ -189,22 +194,25 @@ bool is_fast(const dnnl::primitive_desc &description) {
     return description && std::string(description.impl_info_str()).rfind("ref", 0) != 0;
 }
 
-// A convolution's shapes: x [n, h, w, c], w [kh, kw, c, k], y [n, oh, ow, k].
+// A convolution's shapes: x [n, h, w, c], w [kh, kw, c, k], y [n, oh, ow, k], perhaps a bias [k].
 struct Convolution {
     using Pair = std::array<memory::dim, 2>;
     using Four = std::array<memory::dim, 4>;
 
-    memory::desc x, w, y;              // as the caller has them
+    memory::desc x, w, bias, y;            // as the caller has them
     memory::desc any_x, any_w, any_y, any_dw;  // as a primitive may have them
     memory::dims strides, before, after;
+    int threads;
 
     // own_layout: whether images too may be reordered to what the library likes best.
     // narrow: bfloat16. Sums are float32 all the same, and rounded once.
+    // has_bias: whether `forward` adds one.
     Convolution(Four xs, Four ws, Four ys, Pair strides, Pair before, Pair after, bool own_layout,
-                bool narrow)
+                bool narrow, bool has_bias, int threads)
         : strides(strides.begin(), strides.end()),
           before(before.begin(), before.end()),
-          after(after.begin(), after.end()) {
+          after(after.begin(), after.end()),
+          threads(threads) {
         const memory::dims x_dims{xs[0], xs[3], xs[1], xs[2]}, w_dims{ws[3], ws[2], ws[0], ws[1]},
             y_dims{ys[0], ys[3], ys[1], ys[2]};
         const Tag images = own_layout ? Tag::any : Tag::nhwc;
@@ -212,22 +220,24 @@ struct Convolution {
         x = {x_dims, type, Tag::nhwc}, any_x = {x_dims, type, images};
         w = {w_dims, type, Tag::hwio}, any_w = {w_dims, type, Tag::any};
         y = {y_dims, type, Tag::nhwc}, any_y = {y_dims, type, images};
+        if (has_bias) bias = {{ws[3]}, type, Tag::x};
         any_dw = {w_dims, Type::f32, Tag::any};
     }
 
     dnnl::convolution_forward::primitive_desc description() const {
+        omp_set_num_threads(threads);
         return {engine(), dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct,
-                any_x, any_w, any_y, strides, before, after, attributes(), true};
+                any_x, any_w, bias, any_y, strides, before, after, attributes(), true};
     }
 
     Made forward() const {
         const auto pd = description();
         if (!is_fast(pd)) return nullptr;
-        const Operands operands{{
-            {"x", DNNL_ARG_SRC, false, x, pd.src_desc()},
-            {"w", DNNL_ARG_WEIGHTS, false, w, pd.weights_desc()},
-            {"y", DNNL_ARG_DST, true, y, pd.dst_desc()}}};
-        return std::make_unique<Primitive>(pd, dnnl::convolution_forward(pd), operands);
+        Operands operands{{"x", DNNL_ARG_SRC, false, x, pd.src_desc()},
+                          {"w", DNNL_ARG_WEIGHTS, false, w, pd.weights_desc()}};
+        if (!bias.is_zero()) operands.push_back({"bias", DNNL_ARG_BIAS, false, bias, bias});
+        operands.push_back({"y", DNNL_ARG_DST, true, y, pd.dst_desc()});
+        return std::make_unique<Primitive>(pd, dnnl::convolution_forward(pd), operands, threads);
     }
 
     Made backward_input() const {
@@ -237,11 +247,12 @@ struct Convolution {
             engine(), dnnl::algorithm::convolution_direct, any_x, any_w, any_y, strides, before,
             after, hint, attributes(), true);
         if (!is_fast(pd)) return nullptr;
-        const Operands operands{{
+        const Operands operands{
             {"dy", DNNL_ARG_DIFF_DST, false, y, pd.diff_dst_desc()},
             {"w", DNNL_ARG_WEIGHTS, false, w, pd.weights_desc()},
-            {"dx", DNNL_ARG_DIFF_SRC, true, x, pd.diff_src_desc()}}};
-        return std::make_unique<Primitive>(pd, dnnl::convolution_backward_data(pd), operands);
+            {"dx", DNNL_ARG_DIFF_SRC, true, x, pd.diff_src_desc()}};
+        return std::make_unique<Primitive>(pd, dnnl::convolution_backward_data(pd), operands,
+                                           threads);
     }
 
     Made backward_filter() const {
@@ -251,24 +262,27 @@ struct Convolution {
             engine(), dnnl::algorithm::convolution_direct, any_x, any_dw, any_y, strides, before,
             after, hint, attributes(), true);
         if (!is_fast(pd)) return nullptr;
-        const Operands operands{{
+        const Operands operands{
             {"x", DNNL_ARG_SRC, false, x, pd.src_desc()},
             {"dy", DNNL_ARG_DIFF_DST, false, y, pd.diff_dst_desc()},
-            {"dw", DNNL_ARG_DIFF_WEIGHTS, true, w, pd.diff_weights_desc()}}};
-        return std::make_unique<Primitive>(pd, dnnl::convolution_backward_weights(pd), operands);
+            {"dw", DNNL_ARG_DIFF_WEIGHTS, true, w, pd.diff_weights_desc()}};
+        return std::make_unique<Primitive>(pd, dnnl::convolution_backward_weights(pd), operands,
+                                           threads);
     }
 };
 
 // c [n, m] = a [n, k] @ b [k, m], where a or b may be given transposed.
-Made matmul(memory::dim n, memory::dim k, memory::dim m, bool transpose_a, bool transpose_b) {
+Made matmul(memory::dim n, memory::dim k, memory::dim m, bool transpose_a, bool transpose_b,
+            int threads) {
+    omp_set_num_threads(threads);
     const memory::desc a({n, k}, Type::f32, transpose_a ? Tag::ba : Tag::ab),
         b({k, m}, Type::f32, transpose_b ? Tag::ba : Tag::ab), c({n, m}, Type::f32, Tag::ab);
     const dnnl::matmul::primitive_desc pd(engine(), a, b, c, attributes(), true);
     if (!is_fast(pd)) return nullptr;
-    const Operands operands{{{"a", DNNL_ARG_SRC, false, a, a},
-                                           {"b", DNNL_ARG_WEIGHTS, false, b, b},
-                                           {"c", DNNL_ARG_DST, true, c, c}}};
-    return std::make_unique<Primitive>(pd, dnnl::matmul(pd), operands);
+    const Operands operands{{"a", DNNL_ARG_SRC, false, a, a},
+                            {"b", DNNL_ARG_WEIGHTS, false, b, b},
+                            {"c", DNNL_ARG_DST, true, c, c}};
+    return std::make_unique<Primitive>(pd, dnnl::matmul(pd), operands, threads);
 }
 
 // The same by the library's other matrix product, which is not a primitive.
@@ -302,17 +316,16 @@ PYBIND11_MODULE(onednn, module) {
         .def("run", &Primitive::run);
     py::class_<Convolution>(module, "Convolution")
         .def(py::init<Convolution::Four, Convolution::Four, Convolution::Four, Convolution::Pair,
-                      Convolution::Pair, Convolution::Pair, bool, bool>(),
+                      Convolution::Pair, Convolution::Pair, bool, bool, bool, int>(),
              arg("x"), arg("w"), arg("y"), arg("strides"), arg("before"), arg("after"),
-             arg("own_layout"), arg("narrow"))
+             arg("own_layout"), arg("narrow"), arg("has_bias"), arg("threads"))
         .def("forward", &Convolution::forward)
         .def("backward_input", &Convolution::backward_input)
         .def("backward_filter", &Convolution::backward_filter);
     module.def("matmul", &matmul, arg("n"), arg("k"), arg("m"), arg("transpose_a"),
-               arg("transpose_b"));
+               arg("transpose_b"), arg("threads"));
     module.def("sgemm", &sgemm, arg("a"), arg("b"), arg("c"), arg("n"), arg("k"), arg("m"),
                arg("transpose_a"), arg("transpose_b"), arg("threads"));
-    module.def("set_threads", &omp_set_num_threads, arg("threads"));
     module.def("version", &version);
     module.def("has_avx2", &has_avx2);
 }

@@ -7,15 +7,12 @@
 #ifndef MD_PEAK_H
 #define MD_PEAK_H
 
-#include "base.h"
+#include "vectors.h"
 
 #if MD_HOST
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define MD_PEAK_X86 1
+#if MD_VECTORS
 #include <immintrin.h>
-#else
-#define MD_PEAK_X86 0
 #endif
 
 enum { MD_CHAINS = 12 };
@@ -23,8 +20,8 @@ enum { MD_CHAINS = 12 };
 // x = x·b + c with 0 < b < 1 stays where it is: no overflow, and nothing denormal.
 static const float MD_PEAK_B = 0.5f, MD_PEAK_C = 0.25f;
 
-#if MD_PEAK_X86
-__attribute__((target("avx512f"))) static float md_peak_512(ptrdiff_t steps) {
+#if MD_VECTORS
+MD_VECTORS_16 static float md_peak_512(ptrdiff_t steps) {
     __m512 x[MD_CHAINS];
     for (int k = 0; k < MD_CHAINS; k++) x[k] = _mm512_set1_ps((float)k);
     const __m512 b = _mm512_set1_ps(MD_PEAK_B), c = _mm512_set1_ps(MD_PEAK_C);
@@ -34,7 +31,7 @@ __attribute__((target("avx512f"))) static float md_peak_512(ptrdiff_t steps) {
     return _mm512_cvtss_f32(x[0]);
 }
 
-__attribute__((target("avx2,fma"))) static float md_peak_256(ptrdiff_t steps) {
+MD_VECTORS_8 static float md_peak_256(ptrdiff_t steps) {
     __m256 x[MD_CHAINS];
     for (int k = 0; k < MD_CHAINS; k++) x[k] = _mm256_set1_ps((float)k);
     const __m256 b = _mm256_set1_ps(MD_PEAK_B), c = _mm256_set1_ps(MD_PEAK_C);
@@ -61,16 +58,14 @@ static float md_peak_plain(ptrdiff_t steps) {
 
 // Do `steps` steps of all chains; return how many operations these were.
 static double md_peak(ptrdiff_t steps) {
-    int lanes = 4;
+    const int vector = md_vector_length(), lanes = vector > 0 ? vector : 4;
     volatile float seen;  // so that the compiler cannot leave out what nobody wants to know
-#if MD_PEAK_X86
-    if (__builtin_cpu_supports("avx512f")) {
-        lanes = 16;
+#if MD_VECTORS
+    if (vector == 16)
         seen = md_peak_512(steps);
-    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        lanes = 8;
+    else if (vector == 8)
         seen = md_peak_256(steps);
-    } else
+    else
 #endif
         seen = md_peak_plain(steps);
     (void)seen;

@@ -57,6 +57,10 @@ class ForkError(MinidistError, RuntimeError):
     """The process was forked after replica threads had started."""
 
 
+class ThreadError(MinidistError, RuntimeError):
+    """The system starts no more threads for this process."""
+
+
 class NonFiniteError(MinidistError, ArithmeticError):
     """A loss or gradient is NaN or infinite."""
 

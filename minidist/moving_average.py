@@ -54,21 +54,24 @@ def assign_moving_averages(
     values: Sequence[Any],
     momentum: float,
     *,
-    count: int = 1,
+    count: int | Sequence[int] = 1,
     updates: Variable | None = None,
 ) -> None:
     """Let each variable follow the mean of its value over all replicas, weighted by their counts.
 
-    In a replica all replicas meet, once for all variables; where none has an example, nothing
-    changes. In cross-replica context there is one value for all. `updates` is an integer variable,
-    which is raised by one, and takes away the zero bias.
+    `count` is for all values, or one for each. In a replica all replicas meet, once for all
+    variables; one for which none has an example does not change. In cross-replica context there is
+    one value for all. `updates` is an integer variable, which is raised by one, and takes away the
+    zero bias.
     Raises UsageError (a ValueError) for a PerReplica value in cross-replica context and for a
     momentum outside 0 … 1, and ContextError under a strategy that the variables do not belong to.
     """
     if not 0 <= momentum <= 1 or (momentum == 1 and updates is not None):
         raise UsageError(f"a moving average's momentum is from 0 to 1, not {momentum!r}")
-    if count < 0 or count != int(count):
-        raise UsageError(f"count is a number of examples and cannot be {count!r}")
+    counts = list(count) if isinstance(count, Sequence) else [count] * len(variables)
+    for each in counts:
+        if each < 0 or each != int(each):
+            raise UsageError(f"count is a number of examples and cannot be {each!r}")
     for variable in variables:
         variable.require_own_strategy("assigned")
         if isinstance(variable, SyncOnReadVariable):
@@ -76,7 +79,7 @@ def assign_moving_averages(
                 f"the moving average {variable.name!r} is ON_READ: each replica assigns its own; "
                 "create it without synchronization to let all replicas follow one mean"
             )
-    brought = _Share(list(variables), list(values), count, momentum, updates)
+    brought = _Share(list(variables), list(values), counts, momentum, updates)
     frame = context.frame()
     if frame.replica is not None and frame.strategy is variables[0].strategy:
         frame.replica.merge_call(_average, brought)
@@ -87,7 +90,7 @@ def assign_moving_averages(
                 f"the moving average {variable.name!r} cannot follow a PerReplica value in "
                 "cross-replica context; reduce it first"
             )
-    _follow(brought, [count], [brought.values])
+    _follow(brought, [counts], [brought.values])
 
 
 @leaf
@@ -97,7 +100,7 @@ class _Share:
 
     variables: list[Variable]
     values: list[Any]
-    count: int
+    counts: list[int]  # of the examples behind each value
     momentum: float
     updates: Variable | None
 
@@ -115,7 +118,7 @@ def _average(strategy: Any, shares: Any) -> None:
                 "variables, or with a different momentum; all replicas must make the same calls in "
                 "the same order"
             )
-    counts = [each.count for each in given]
+    counts = [each.counts for each in given]
     rows = [each.values for each in given]
     if strategy.site.peers.count > 1:
         counts, rows = _of_all(strategy.site.peers, first, given)
@@ -124,7 +127,7 @@ def _average(strategy: Any, shares: Any) -> None:
 
 def _of_all(
     peers: Peers, first: _Share, given: Sequence[_Share]
-) -> tuple[list[int], list[list[Any]]]:
+) -> tuple[list[list[int]], list[list[Any]]]:
     """Return the counts and the values of the replicas of all workers."""
     names = ", ".join(variable.name for variable in first.variables)
     arrays = [
@@ -132,47 +135,57 @@ def _of_all(
         for each in given
         for variable, value in zip(first.variables, each.values, strict=True)
     ]
-    counts = np.array([each.count for each in given], np.int64).tobytes()
+    counts = np.array([each.counts for each in given], np.int64).tobytes()
     what = f"update the moving averages {names} with a momentum of {first.momentum}"
     words, theirs = share(peers, what, arrays, brought=counts)
     flat = [array for each in theirs for array in each]
     width = len(first.variables)
     rows = [flat[start : start + width] for start in range(0, len(flat), width)]
-    return [int(n) for each in words for n in np.frombuffer(each, np.int64)], rows
+    return np.frombuffer(b"".join(words), np.int64).reshape(-1, width).tolist(), rows
 
 
-def _follow(first: _Share, counts: Sequence[int], rows: Sequence[Sequence[Any]]) -> None:
+def _follow(first: _Share, counts: Sequence[Sequence[int]], rows: Sequence[Sequence[Any]]) -> None:
     """Let the variables take in the mean of each replica's row of values."""
-    total = sum(counts)
-    if total == 0:
+    if not any(map(any, counts)):
         return
     momentum = first.momentum
     if first.updates is not None:
         t = int(first.updates.copies[0].tensor) + 1
         momentum *= (1 - momentum ** (t - 1)) / (1 - momentum**t)
         first.updates.assign(t)
-    with_examples = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
-    rows, counts = zip(*with_examples, strict=True)
-    for variable, mean in zip(first.variables, _means(first, counts, rows), strict=True):
+    for variable, mean in _means(first.variables, counts, rows):
         if first.updates is None:
             variable.reader.follow(variable.copies, mean, momentum)
         else:
             follow(variable.copies, mean, momentum)
 
 
-def _means(first: _Share, counts: Sequence[int], rows: Sequence[Sequence[Any]]) -> Iterator[Tensor]:
-    """Yield the mean for each variable, where its first copy is: of many in one pass."""
-    copies = [variable.copies[0] for variable in first.variables]
-    parts = [[fitting(copy, row[i]).array for row in rows] for i, copy in enumerate(copies)]
-    means = [copy.device.allocate(copy.shape, copy.dtype) for copy in copies]
+def _means(
+    variables: Sequence[Variable], counts: Sequence[Sequence[int]], rows: Sequence[Sequence[Any]]
+) -> Iterator[tuple[Variable, Tensor]]:
+    """Yield each variable with its mean, where its first copy is: of many in one pass."""
     alike: dict[Any, list[int]] = {}
-    for i, copy in enumerate(copies):
-        alike.setdefault((copy.device, copy.dtype), []).append(i)
-    for (device, _), places in alike.items():
+    for i, variable in enumerate(variables):
+        weights = tuple(row[i] for row in counts)
+        if any(weights):
+            copy = variable.copies[0]
+            alike.setdefault((copy.device, copy.dtype, weights), []).append(i)
+    means: dict[int, Tensor] = {}
+    for (device, dtype, weights), places in alike.items():
+        copies = [variables[i].copies[0] for i in places]
+        arrays = [device.allocate(copy.shape, dtype) for copy in copies]
+        having = [replica for replica, weight in enumerate(weights) if weight]
         device.ops.sum(
-            [[means[i] for i in places]],
-            [[parts[i][replica] for i in places] for replica in range(len(rows))],
-            weights=[float(count) for count in counts],
-            scale=1 / sum(counts),
+            [arrays],
+            [
+                [
+                    fitting(copy, rows[replica][i]).array
+                    for copy, i in zip(copies, places, strict=True)
+                ]
+                for replica in having
+            ],
+            weights=[float(weights[replica]) for replica in having],
+            scale=1 / sum(weights),
         )
-    return (Tensor(mean, copy.device) for mean, copy in zip(means, copies, strict=True))
+        means |= {i: Tensor(array, device) for i, array in zip(places, arrays, strict=True)}
+    return ((variables[i], means[i]) for i in sorted(means))

@@ -122,8 +122,8 @@ class Observer:
         the verbs.
         """
 
-    def worked(self, work: Any) -> None:
-        """Hear that the calling thread does a kind of work that an implementation was chosen for.
+    def worked(self, work: Any, implementation: str) -> None:
+        """Hear that the calling thread does work by the implementation that was chosen for it.
 
         Told within the verb whose work it is.
         """
@@ -250,10 +250,10 @@ def piece(
     stream: Any, what: str, reads: Sequence[Any], writes: Sequence[Any]
 ) -> AbstractContextManager[None]:
     """Return a with statement's way to tell of a piece of work that a GPU's stream is given."""
-    return Piece(stream, what, reads, writes) if watching else nothing
+    return Giving(stream, what, reads, writes) if watching else nothing
 
 
-class Piece:
+class Giving:
     """A piece of work, told to whoever watches when it begins to be given."""
 
     __slots__ = ("_about", "_tokens")
@@ -372,9 +372,9 @@ def accessed(reads: Sequence[Any], writes: Sequence[Any], what: str) -> None:
         observer.accessed(reads, writes, what)
 
 
-def worked(work: Any) -> None:
+def worked(work: Any, implementation: str) -> None:
     for observer in watching:
-        observer.worked(work)
+        observer.worked(work, implementation)
 
 
 def leased(array: Any) -> None:

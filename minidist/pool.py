@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from minidist import observe
+from minidist import observe, threads
 from minidist.errors import ContextError, ForkError
 from minidist.kernels.rendezvous import Fence
 
@@ -44,7 +44,7 @@ class Worker:
         self.thread = threading.Thread(
             target=self._loop, name=f"minidist worker {number}", daemon=True
         )
-        self.thread.start()
+        threads.start(self.thread)
 
     def post(self, job: Callable[[], None]) -> None:
         self._job = job

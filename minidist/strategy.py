@@ -14,7 +14,8 @@ import inspect
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -234,6 +235,15 @@ class Strategy:
             raise
         self._longest = max(self._longest, time.monotonic() - started)
         return result
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Let runs in the with statement be no steps: what comes after goes on as if without."""
+        step = self.step
+        try:
+            yield
+        finally:
+            self.step = step
 
     def close(self) -> None:
         """End the replicas' threads and give BLAS its threads back. Closing twice is fine.

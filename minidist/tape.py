@@ -28,13 +28,13 @@ from minidist.tensor import Tensor
 Gradient = Array | IndexedSlices
 
 
-class Place(NamedTuple):
-    """Where a gradient is wanted, if that spares a copy."""
+class InBucket(NamedTuple):
+    """A gradient is wanted, best in this array of a bucket: that spares a copy."""
 
     array: Array
 
 
-Need = bool | Place
+Need = bool | InBucket
 Backward = Callable[[Array, Sequence[Need]], Sequence[Gradient | None]]
 Sink = Callable[[Any, Gradient], object]
 Into = Callable[[Any], Array | None]
@@ -51,8 +51,8 @@ class Entry(NamedTuple):
     """One operation that ran: `backward(dy, needs)` gives one gradient per input.
 
     `needs[i]` says whether anybody wants the gradient of input i; where not, None will do. Where it
-    is a Place the gradient may be put there (`place`). What is returned is new, or is `dy` or a
-    view of it, and several of those may overlap; it must not overlap what the closure keeps.
+    is an InBucket the gradient may be put there (`bucket_of`). What is returned is new, or is `dy`
+    or a view of it, and several of those may overlap; it must not overlap what the closure keeps.
     """
 
     output: Tensor
@@ -60,9 +60,9 @@ class Entry(NamedTuple):
     backward: Backward
 
 
-def place(need: Need) -> Array | None:
+def bucket_of(need: Need) -> Array | None:
     """Return the array that a gradient is wanted in; None where any will do."""
-    return need.array if isinstance(need, Place) else None
+    return need.array if isinstance(need, InBucket) else None
 
 
 class _Active(threading.local):
@@ -260,32 +260,35 @@ class _Walk:
         self._leaves = leaves
         self._into = into
 
-        self._places: dict[int, list[int]] = {}  # id of a leaf -> where it stands in `leaves`
-        for place, leaf in enumerate(leaves):
-            self._places.setdefault(id(leaf), []).append(place)
+        self._positions: dict[int, list[int]] = {}  # id of a leaf -> where it stands in `leaves`
+        for position, leaf in enumerate(leaves):
+            self._positions.setdefault(id(leaf), []).append(position)
         self._owners: dict[int, list[int]] = {  # id of a Tensor -> ids of the leaves it adds to
             id(leaf): [id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)
         }
         for tensor, variable in readings.values():
-            if id(variable) in self._places:
+            if id(variable) in self._positions:
                 self._owners.setdefault(id(tensor), []).append(id(variable))
 
-        self._live = set(self._owners)  # ids of Tensors that depend on a leaf
-        for entry in entries:
-            if any(id(tensor) in self._live for tensor in entry.inputs):
-                self._live.add(id(entry.output))
+        live = self._live = set(self._owners)  # ids of Tensors that depend on a leaf
+        for output, inputs, _ in entries:
+            for tensor in inputs:
+                if id(tensor) in live:
+                    live.add(id(output))
+                    break
 
         self._computed: set[int] = set()  # ids of the results that the walk passes
-        self._uses: dict[int, int] = {}  # how many uses of a Tensor are still to come
+        uses: dict[int, int] = {}  # how many uses of a Tensor are still to come
+        self._uses = uses
         wanted = {id(target)}
-        for entry in reversed(entries):
-            output = id(entry.output)
-            if output in wanted and output in self._live:
-                self._computed.add(output)
-                for tensor in entry.inputs:
-                    if id(tensor) in self._live:
-                        wanted.add(id(tensor))
-                        self._uses[id(tensor)] = self._uses.get(id(tensor), 0) + 1
+        for output, inputs, _ in reversed(entries):
+            if id(output) in wanted and id(output) in live:
+                self._computed.add(id(output))
+                for tensor in inputs:
+                    key = id(tensor)
+                    if key in live:
+                        wanted.add(key)
+                        uses[key] = uses.get(key, 0) + 1
 
         self._totals: dict[int, Gradient] = {}  # by id of leaf, over the Tensors it was read as
         self._parts: dict[int, int] = {}  # how many of those are still to come
@@ -295,7 +298,7 @@ class _Walk:
                     self._parts[leaf] = self._parts.get(leaf, 0) + 1
 
     def run(self, emit: Callable[[int, Gradient], object]) -> None:
-        """Walk back, freeing entries on the way, and call `emit(place in leaves, gradient)`."""
+        """Walk back, freeing entries on the way, and call `emit(position in leaves, gradient)`."""
         target = self._target
         if id(target) not in self._live:
             return
@@ -349,11 +352,11 @@ class _Walk:
         if len(owners) != 1 or not whole or key in self._computed:
             return True
         (leaf,) = owners
-        if self._parts[leaf] > 1 or leaf in self._totals or len(self._places[leaf]) > 1:
+        if self._parts[leaf] > 1 or leaf in self._totals or len(self._positions[leaf]) > 1:
             return True
         assert self._into is not None
-        array = self._into(self._leaves[self._places[leaf][0]])
-        return True if array is None else Place(array)
+        array = self._into(self._leaves[self._positions[leaf][0]])
+        return True if array is None else InBucket(array)
 
     def _add(self, held: Gradient, alone: bool, more: Gradient) -> Gradient:
         """Return the sum, in the memory of `held` where that is its alone."""
@@ -388,8 +391,8 @@ class _Walk:
             self._parts[leaf] -= 1
             if not self._parts[leaf]:
                 total = self._totals.pop(leaf)
-                for copy, place in enumerate(self._places[leaf]):
-                    emit(place, self._copy(total) if copy else total)
+                for copy, position in enumerate(self._positions[leaf]):
+                    emit(position, self._copy(total) if copy else total)
 
 
 def _memory(gradient: Gradient) -> Array:

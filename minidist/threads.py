@@ -17,11 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.errors import ThreadError
+
 _lock = threading.Lock()
 _replicas: dict[int, int] = {}  # open strategies, by id, and their replicas
 _limits: Any = None  # what restores the limit that was found
 _part: int | None = None  # of the cores, where other processes of the job use them too
-_each: int | None = None  # threads of a replica, until one of the above changes
+_per_replica: int | None = None  # threads of a replica, until one of the above changes
 
 # A child that is forked while another thread is at work here must not find the lock taken for ever.
 if hasattr(os, "register_at_fork"):
@@ -47,6 +49,18 @@ def quota() -> float:
         return float("inf")
 
 
+def start(thread: threading.Thread) -> None:
+    """Start a thread. Raises ThreadError where the system has no memory or no number for it."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ThreadError(
+            f"the thread {thread.name!r} could not be started, which mostly means that memory is "
+            f"short ({error}): take fewer devices, or let the process have more memory (ulimit -v) "
+            "and threads (ulimit -u)"
+        ) from error
+
+
 def cores() -> int:
     """Return how many cores this process is to use."""
     return max(1, int(min(len(allowed()), quota()))) if _part is None else _part
@@ -65,16 +79,17 @@ def part(mine: Collection[int], all_on_machine: Collection[Collection[int]]) -> 
 
 def divide(mine: Collection[int], all_on_machine: Iterable[Collection[int]]) -> None:
     """From now on use only this process's part of the cores; see `part`."""
-    global _part, _each
-    _part, _each = part(mine, list(all_on_machine)), None
+    global _part, _per_replica
+    _part, _per_replica = part(mine, list(all_on_machine)), None
 
 
-def each() -> int:
+def per_replica() -> int:
     """Return how many threads compute for each replica, and for who computes without replicas."""
-    global _each
-    if _each is None:
-        _each = max(1, cores() // max(list(_replicas.values()), default=1))
-    return _each
+    global _per_replica
+    threads = _per_replica  # which another thread may reset at any time
+    if threads is None:
+        _per_replica = threads = max(1, cores() // max(list(_replicas.values()), default=1))
+    return threads
 
 
 def limit_blas(owner: object, replicas: int) -> None:
@@ -92,12 +107,12 @@ def release_blas(owner: object) -> None:
 
 
 def _set() -> None:
-    global _limits, _each
+    global _limits, _per_replica
     from threadpoolctl import threadpool_limits  # 4 ms that a mere import need not pay
 
-    _each = None
+    _per_replica = None
     if _limits is not None:
         _limits.restore_original_limits()
         _limits = None
     if _replicas:
-        _limits = threadpool_limits(each(), user_api="blas")
+        _limits = threadpool_limits(per_replica(), user_api="blas")

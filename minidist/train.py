@@ -59,7 +59,11 @@ def train_step(
     def compute_loss() -> Tensor:
         logits = model(_entering(images, dtype), training=True)
         loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
-        results.append(_result(loss, logits, labels, accuracy=accuracy))
+        of_step = (
+            f"in step {context.frame().step}, those of a warm-up counted; nothing was trained on "
+            "it. A lower learning rate or loss scale, or a look at the input's values, may help"
+        )
+        results.append(_result(loss, logits, labels, accuracy=accuracy, told=of_step))
         return loss
 
     optimizer.minimize(compute_loss, model.trainable_variables, count=labels.shape[0])
@@ -67,27 +71,35 @@ def train_step(
 
 
 def forward_step(model: Layer, images: Tensor, labels: Tensor, *, dtype: Any = None) -> StepResult:
-    """Compute a batch's loss and correct answers without training on it."""
+    """Compute a batch's loss and correct answers without training on it.
+
+    Raises NonFiniteError where the loss is NaN or infinite.
+    """
     with observe.span("forward", "without a tape"):
         logits = model(_entering(images, dtype), training=False)
     loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
-    return _result(loss, logits, labels, accuracy=True)
+    return _result(loss, logits, labels, accuracy=True, told=_EVALUATED)
 
 
 def _entering(images: Tensor, dtype: Any) -> Tensor:
     return images if dtype is None else ops.cast(images, dtype)
 
 
-def _result(loss: Tensor, logits: Tensor, labels: Tensor, *, accuracy: bool) -> StepResult:
+_EVALUATED = (
+    "in an evaluation, in which nothing is trained: so the weights or the input's values are not "
+    "what they should be, and a look at these, or a lower learning rate before, may help"
+)
+
+
+def _result(
+    loss: Tensor, logits: Tensor, labels: Tensor, *, accuracy: bool, told: str
+) -> StepResult:
+    """Return what a replica reports; `told` is where a loss that is no number was, and the cure."""
     value = float(loss)
     if not math.isfinite(value):
         replica = context.get_replica_context()
         who = replica.replica_id if replica is not None else 0
-        raise NonFiniteError(
-            f"the loss of replica {who} is {value} in step {context.frame().step}, those of a "
-            "warm-up counted; nothing was trained on it. A lower learning rate or loss scale, or a "
-            "look at the input's values, may help"
-        )
+        raise NonFiniteError(f"the loss of replica {who} is {value} {told}")
     top_1, top_5 = _correct(logits.numpy(), labels.numpy()) if accuracy else (0, 0)
     return StepResult(value, logits.shape[0], top_1, top_5)
 
@@ -156,15 +168,11 @@ def undisturbed(strategy: Strategy) -> Iterator[None]:
     which key random numbers, do not count. Where other workers change the variables meanwhile, they
     are as they are at the beginning.
     """
-    step = strategy.step
     servers = strategy.variable_mgr.servers
     if servers is not None and servers.apart:
         servers.pull()
-    try:
-        with context.entered(newest=True):
-            yield
-    finally:
-        strategy.step = step
+    with strategy.uncounted(), context.entered(newest=True):
+        yield
 
 
 def evaluate(

@@ -1,19 +1,22 @@
-"""The suite, and every process that it starts, has a cache folder of its own."""
+"""The suite, and every process that it starts, has a cache folder of its own.
+
+Measured choices of a user stay as they are, and do not reach into tests. It is set before any test
+module is imported, since some of them keep the environment for the processes that they start.
+"""
 
 from __future__ import annotations
 
 import os
+from tempfile import TemporaryDirectory
 
-import pytest
+_before = os.environ.get("XDG_CACHE_HOME")
+_folder = TemporaryDirectory(prefix="minidist-tests-")
+os.environ["XDG_CACHE_HOME"] = _folder.name
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory):
-    """Measured choices of a user stay as they are, and do not reach into tests."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
+def pytest_unconfigure():
+    if _before is None:
         del os.environ["XDG_CACHE_HOME"]
     else:
-        os.environ["XDG_CACHE_HOME"] = before
+        os.environ["XDG_CACHE_HOME"] = _before
+    _folder.cleanup()

@@ -39,9 +39,10 @@ from minidist import context, models
 from minidist.bench.__main__ import main
 from minidist.bench.flags import LEARNING_RATES, Flags
 from minidist.data import cifar10
+from minidist.device import cpu_linear
 from minidist.variable_mgr import POLICIES
 
-LINKS = ("cpu:0->host", "cpu:1->host", "host->cpu:0", "host->cpu:1")
+LINKS = ("cpu:0->cpu:1", "cpu:1->cpu:0")
 
 # --- what it prints -----------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ def test_the_main_job_as_a_user_sees_it() -> None:
     assert accuracy is not None
     assert 0.5 < float(accuracy[1]) <= float(accuracy[2]) <= 1
     assert int(accuracy[3]) == 360
-    assert [line.split() for line in lines[11:18]] == [
+    assert [line.split() for line in lines[11:16]] == [
         ["Bytes", "per", "step", "predicted", "measured"],
         *([link, "755,240", "755,240"] for link in LINKS),
         ["Age", "of", "gradients,", "in", "updates"],
@@ -190,6 +191,7 @@ def test_the_json_is_schema_1_and_complete() -> None:
     assert list(results["config"]) == [item.name for item in fields(Flags)]
     assert results["config"]["optimizer"] == "momentum"
     assert results["config"]["num_batches"] == 4
+    assert results["config"]["kernels"] == cpu_linear.kernels() is not None
     assert results["devices"] == ["cpu:0", "cpu:1"]
     assert [step["step"] for step in results["steps"]] == [1, 2, 3, 4]
     for step in results["steps"]:
@@ -502,7 +504,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--modle=lenet"], r"--modle is not a flag; did you mean --model\? Flags are --model, "),
-        (["--model=resnet"], "--model=resnet is not trivial, mlp or lenet"),
+        (["--model=resnet"], "--model=resnet is not trivial, mlp, lenet, resnet20 or resnet50"),
         (["--variable_update=horovod"], f"is not {', '.join(POLICIES)} or all"),
         (["--num_devices=0"], "--num_devices=0 is not a whole number from 1 to"),
         (["--num_gpus=0"], "--num_gpus=0 is not a whole number from 1 to"),
@@ -512,6 +514,8 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         (["--batch_size=719"], "=719 times --num_devices=2 is a batch of 1438 .* has only 1437"),
         (["--data_dir=."], "'digits' reads no data_dir .*: leave data_dir out"),
         (["--data_name=imagenet", "--data_dir=."], "no reader of ImageNet"),
+        (["--kernels="], "--kernels= is not auto, gemm, onednn or a file"),
+        (["--kernels=GEMM"], "`GEMM` is neither auto, gemm, onednn nor a file"),
     ],
 )
 def test_wrong_flags_are_answered_with_what_is_allowed(arguments: list[str], sentence: str) -> None:
@@ -535,6 +539,14 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_replica(policy: str) -> 
     )
     assert status == 1
     assert re.match(r"the loss of replica [01] is (nan|inf|-inf) in step 2\b", sentence)
+
+
+def test_wrong_kernels_are_refused_before_anything_is_printed() -> None:
+    done = command(MINIDIST_KERNELS="direct")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "minidist.bench: `direct` is neither auto, gemm, onednn nor a file: "
+    )
 
 
 def test_a_failing_run_as_a_user_sees_it(tmp_path: Path) -> None:
@@ -594,6 +606,22 @@ def test_ctrl_c_ends_a_run_at_once(turns: str, tmp_path: Path) -> None:
             process.kill()
     assert (process.returncode, errors) == (130, "minidist.bench: interrupted\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["minidist.bench.crew", "minidist.bench.making"])
+def test_ctrl_c_while_modules_are_read_is_a_sentence_too(module: str) -> None:
+    program = f"""
+import runpy, sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("minidist.bench", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (130, b"")
+    assert done.stderr == b"minidist.bench: interrupted\n"
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import product
 
 import numpy as np
 import pytest
+from heard import Heard
 from orders import ORDER
 from policies import CACHING, EVERY
 
@@ -20,16 +20,6 @@ from minidist.traffic import Outline
 REPLICAS = [1, 2, 3, 5, 8]
 PACKINGS = [{}, {"gradient_repacking": 3}, {"agg_small_grads_max_bytes": 50}]
 ODD = [(5,), (), (3, 0), (7, 11), (1025,)]
-
-
-class Heard(observe.Observer):
-    """Adds up what is told of, of every kind together."""
-
-    def __init__(self):
-        self.links = Counter()
-
-    def moved(self, source, destination, nbytes, what):
-        self.links[f"{source}->{destination}"] += nbytes
 
 
 # --- algorithms ---------------------------------------------------------------------------------

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +15,15 @@ import pytest
 
 import minidist as md
 from minidist import threads
-from minidist.device import cpu_choice, cpu_linear, cpu_onednn
+from minidist.device import cpu_choice, cpu_linear, cpu_onednn, cpu_work, kernel_choice
 from minidist.device.cpu_choice import Choices
 from minidist.device.cpu_work import Convolution, Product
 from minidist.device.ops import Window
+from minidist.dtypes import as_dtype
 from minidist.errors import UsageError
+from minidist.kernels import layer
 
+DEEP = "[" * 100_000
 FLOAT = np.dtype(np.float32)
 WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1), (32, 32))
 
@@ -66,6 +73,17 @@ def test_the_fastest_is_chosen_by_its_best_time(clock, tmp_path) -> None:
     assert json.loads(choices.path.read_text())["processor"] == "this"
 
 
+def test_what_a_way_does_first_is_not_timed(clock, tmp_path) -> None:
+    left = [0.0]  # as where one call finds all in the cache; the others take longer
+
+    def lucky() -> None:
+        clock.now += left.pop() if left else 3.0
+
+    choices = Choices(tmp_path / "kernels.json", {})
+    assert choices.get("work", {"lucky": lucky, "steady": clock.takes(2)}) == "steady"
+    assert clock.runs == 1 + cpu_choice.ROUNDS
+
+
 def test_of_equals_the_first_is_chosen(clock, tmp_path) -> None:
     choices = Choices(tmp_path / "kernels.json", {})
     assert choices.get("work", {"gemm": clock.takes(1), "other": clock.takes(1)}) == "gemm"
@@ -111,6 +129,69 @@ def test_who_comes_while_another_measures_waits_for_it(clock, tmp_path) -> None:
     assert told == ["first", "first"]
 
 
+def test_another_process_that_measures_is_waited_for(clock, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "kernels.json"
+    choices = Choices(path, {})
+
+    def finish(seconds: float) -> None:
+        """Let the other process come to an end, while this one sleeps."""
+        path.write_text(json.dumps({"choices": {"work": {"chosen": "theirs"}}}))
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    with open(path.with_suffix(".lock"), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(cpu_choice.time, "sleep", finish)
+        assert choices.get("work", {"ours": clock.takes(1)}) == "theirs"
+    assert clock.runs == 0
+
+
+def taken(path: Path) -> bool:
+    """Whether somebody holds the lock on a file of choices."""
+    with open(path.with_suffix(".lock"), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_a_child_forked_while_a_thread_measures_holds_no_lock(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "kernels.json"
+    choices = Choices(path, {})
+    monkeypatch.setattr(cpu_linear, "_choices", choices)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=choices.get, args=("work", {"slow": slow}))
+    thread.start()
+    assert begun.wait(60)
+    (reads, says), (hears, tells) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # which ends it, should it wait for a lock
+        done = 1
+        try:
+            os.write(says, b"forked")
+            os.read(hears, 4)
+            held: list[bool] = []
+            choices.get("other", {"gemm": lambda: held.append(taken(path))})
+            done = 0 if held and all(held) else 2
+        finally:
+            os._exit(done)
+    assert os.read(reads, 6) == b"forked"
+    assert taken(path)  # the child has not let go of what its parent holds
+    go_on.set()
+    thread.join()
+    assert not taken(path)  # nor does it keep it
+    os.write(tells, b"done")
+    assert os.waitpid(child, 0)[1] == 0
+    for end in (reads, says, hears, tells):
+        os.close(end)
+
+
 def test_a_way_may_itself_have_something_to_choose(clock, tmp_path) -> None:
     choices = Choices(tmp_path / "kernels.json", {})
     inner = {"slow": clock.takes(2), "fast": clock.takes(1)}
@@ -128,10 +209,32 @@ def test_a_way_may_itself_have_something_to_choose(clock, tmp_path) -> None:
 
 def test_a_file_that_is_not_whole_is_written_anew(clock, tmp_path) -> None:
     path = tmp_path / "kernels.json"
-    for broken in ("", "{", "[]", '{"choices": 3}', '{"choices": {"work": {}}}', '{"other": 1}'):
+    for broken in (
+        "",
+        "{",
+        "[]",
+        '{"choices": 3}',
+        '{"choices": {"work": {}}}',
+        '{"other": 1}',
+        DEEP,
+    ):
         path.write_text(broken)
         assert Choices(path, {}).get("work", {"gemm": clock.takes(1)}) == "gemm"
         assert read(path)["work"]["chosen"] == "gemm"
+
+
+def test_another_build_chooses_anew_and_needs_no_installation(tmp_path, monkeypatch) -> None:
+    def nothing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", nothing)
+    paths = [cpu_choice.of_machine().path, cpu_choice.of_machine().path]
+    build = tmp_path / "layer.so"
+    monkeypatch.setattr(layer, "__file__", str(build))
+    for content in (b"one", b"other"):
+        build.write_bytes(content)
+        paths.append(cpu_choice.of_machine().path)
+    assert paths[0] == paths[1] and len(set(paths)) == 3
 
 
 def test_without_a_place_for_files_choices_stay_in_the_process(clock, tmp_path) -> None:
@@ -143,27 +246,114 @@ def test_without_a_place_for_files_choices_stay_in_the_process(clock, tmp_path) 
     assert choices.get("work", ways) == "fast" and clock.runs == runs and len(choices) == 1
 
 
-def test_a_user_s_file_is_only_read(clock, tmp_path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text('{"choices": {"work": {"chosen": "slow"}}}')
-    before = path.read_bytes()
-    choices = Choices(path, {}, fixed=True)
-    ways = {"fast": clock.takes(1), "slow": clock.takes(2)}
-    assert choices.get("work", ways) == "slow"
-    assert choices.get("other", ways) is None
-    assert clock.runs == 0 and path.read_bytes() == before
+def test_without_a_home_choices_stay_in_the_process(clock, kernels, monkeypatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    kernels("auto")
+    choices = cpu_linear.choices()
+    assert "no home directory" in choices.why_not_kept()
+    assert choices.get("work", {"slow": clock.takes(2), "fast": clock.takes(1)}) == "fast"
+    assert choices.get("work", {"slow": clock.takes(1)}) == "fast" and len(choices) == 1
+
+
+def test_what_was_measured_can_be_a_user_s_file(clock, tmp_path) -> None:
+    choices = Choices(tmp_path / "kernels.json", {})
+    choices.get("work", {"slow": clock.takes(2), "fast": clock.takes(1)})
+    assert kernel_choice.read(choices.path) == {"work": "fast"}
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(None, "it is not there"), ("{", "it is not as minidist"), ("{}", "it is not as minidist")],
+    [
+        (None, "is neither auto, gemm, onednn nor a file: give one of these"),
+        ("{", "cannot be used: it is not as minidist"),
+        ("{}", "cannot be used: it is not as minidist"),
+        pytest.param(DEEP, "cannot be used: it is not as minidist", id="deep"),
+    ],
 )
 def test_a_user_s_file_that_cannot_be_read_is_an_error(tmp_path, kernels, text, why) -> None:
     path = tmp_path / "mine.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UsageError, match=f"mine.json cannot be used: {why}"):
+    with pytest.raises(UsageError, match=f"mine.json`? {why}"):
         kernels(str(path))
+
+
+IMAGE = "image 32x32x8, filter 3x3x16, strides 1x1, padding 1x1 1x1, threads 1"
+UNFIT = [
+    ("conv2d forward float32", name, "gemm, onednn, onednn-any")
+    for name in ("zzz", None, ["gemm"], 3, "onednn-sgemm", "direct", "float32", "auto")
+]
+UNFIT += [
+    ("conv2d backward_input float32", "direct", "gemm, onednn, onednn-any"),
+    ("conv2d backward_filter float32", "onednn-sgemm", "gemm, direct, onednn, onednn-any"),
+    ("conv2d forward float64", "onednn", "gemm"),
+    ("conv2d forward bfloat16", "gemm", "float32, onednn, onednn-any"),
+    ("conv2d forward float16", "onednn", "float32"),
+    ("matmul float32", "onednn-any", "gemm, onednn, onednn-sgemm"),
+    ("matmul bfloat16", "onednn", "float32"),
+]
+
+
+@pytest.mark.parametrize(("kind", "chosen", "can"), UNFIT)
+def test_who_cannot_do_a_work_is_refused_in_a_user_s_file(
+    tmp_path, kernels, kind, chosen, can
+) -> None:
+    path, work = tmp_path / "mine.json", f"{kind}, {IMAGE}"
+    path.write_text(json.dumps({"choices": {work: {"chosen": chosen}}}))
+    before = cpu_linear.kernels()
+    with pytest.raises(UsageError) as caught:
+        kernels(str(path))
+    assert f"{json.dumps(chosen)} is chosen for '{work}'; it may be {can};" in str(caught.value)
+    assert cpu_linear.kernels() == before
+
+
+@pytest.mark.parametrize(("kind", "chosen", "can"), UNFIT)
+def test_and_measured_anew_where_the_process_remembers(clock, tmp_path, kind, chosen, can) -> None:
+    path, work = tmp_path / "kernels.json", f"{kind}, {IMAGE}"
+    path.write_text(json.dumps({"choices": {work: {"chosen": chosen}, "a": {"chosen": "b"}}}))
+    choices, best = Choices(path, {}), can.split(", ")[-1]
+    assert choices.get(work, {"slow": clock.takes(2), best: clock.takes(1)}) == best
+    assert {work: each["chosen"] for work, each in read(path).items()} == {work: best, "a": "b"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_who_does_a_work_is_among_those_who_may(dtype) -> None:
+    of = as_dtype(dtype)
+    works = [
+        Convolution(direction, (8, 32, 32, 8), (3, 3, 8, 16), WINDOW, of, 1)
+        for direction in ("forward", "backward_input", "backward_filter")
+    ]
+    for work in [*works, Product((8, 8), (8, 4), False, False, of, 1)]:
+        ways = [name for name, _ in cpu_linear._ways(work)]
+        assert set(ways) <= set(cpu_work.able(work.name)), work
+        if cpu_onednn.find() is not None:
+            assert set(ways) == set(cpu_work.able(work.name)), work
+
+
+def test_what_a_file_names_and_this_machine_lacks_goes_the_plain_way(
+    kernels, tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "mine.json"
+    of = threads.per_replica()
+    work = Convolution("forward", (8, 32, 32, 8), (3, 3, 8, 16), WINDOW, FLOAT, of).name
+    path.write_text(json.dumps({"choices": {work: {"chosen": "onednn"}}}))
+    monkeypatch.setattr(cpu_onednn, "find", lambda: None)
+    kernels(str(path))
+    convolve()
+    assert cpu_linear.used() == {(work, "gemm")}
+
+
+def test_a_cache_that_is_no_whole_path_counts_for_nothing(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for cache in ("somewhere", "", "./here"):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        assert cpu_choice.folder() == tmp_path / ".cache" / "minidist"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
+    assert cpu_choice.folder() == tmp_path / "there" / "minidist"
 
 
 def test_the_number_of_examples_makes_no_other_kind_of_work() -> None:
@@ -174,9 +364,10 @@ def test_the_number_of_examples_makes_no_other_kind_of_work() -> None:
             Product((n, 8), (8, 4), False, False, FLOAT, 1).name,
             Product((n, 4), (8, 4), False, True, FLOAT, 1).name,
             Product((n, 8), (n, 4), True, False, FLOAT, 1).name,
+            Product((n, 8), (4, n), True, True, FLOAT, 1).name,
         }
 
-    assert name(2) == name(64) and len(name(2)) == 4
+    assert name(2) == name(64) and len(name(2)) == 5
 
 
 def test_everything_else_does() -> None:
@@ -187,10 +378,26 @@ def test_everything_else_does() -> None:
         one._replace(w=(3, 3, 8, 8)),
         one._replace(window=WINDOW._replace(strides=(2, 2))),
         one._replace(window=WINDOW._replace(before=(0, 1))),
+        one._replace(window=WINDOW._replace(after=(0, 1))),
         one._replace(dtype=np.dtype(np.float64)),
         one._replace(threads=2),
     ]
-    assert len({each.name for each in [one, *others]}) == 8
+    assert len({each.name for each in [one, *others]}) == 9
+    square = [  # each takes the same arrays
+        Product((8, 8), (8, 8), transpose_a, transpose_b, FLOAT, 1)
+        for transpose_a in (False, True)
+        for transpose_b in (False, True)
+    ]
+    wider = [square[3]._replace(b=(9, 8)), square[3]._replace(a=(8, 9))]
+    assert len({each.name for each in [*square, *wider]}) == 6
+
+
+def test_what_was_made_is_kept_for_so_many_kinds_of_work(kernels, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_linear, "MOST", 3)
+    kernels("gemm")
+    for k in range(1, 9):
+        c = cpu_linear.matmul(np.ones((2, k), FLOAT), np.ones((k, 2), FLOAT))
+        assert (c == k).all() and 1 <= len(cpu_linear.used()) <= 3
 
 
 def convolve(n: int = 8):
@@ -204,19 +411,26 @@ def test_an_implementation_can_be_asked_for(kernels, name) -> None:
         pytest.skip(cpu_onednn.why_not())
     kernels(name)
     convolve()
-    assert set(cpu_linear.used().values()) == {name} and cpu_linear.choices() is None
+    assert {used for _, used in cpu_linear.used()} == {name} and cpu_linear.choices() is None
 
 
-def test_a_file_can_be_asked_for_and_names_what_is_at_hand(kernels, tmp_path) -> None:
+def test_a_file_is_only_read_and_names_what_is_at_hand(kernels, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_choice, "_measured", None)  # a call would fail
     path = tmp_path / "mine.json"
-    work = Convolution("forward", (8, 32, 32, 8), (3, 3, 8, 16), WINDOW, FLOAT, threads.each()).name
-    for chosen, used in (("gemm", "gemm"), ("somebody else's", "gemm"), ("onednn", "onednn")):
-        if chosen == "onednn" and cpu_onednn.find() is None:
+    of = threads.per_replica()
+    work = Convolution("forward", (8, 32, 32, 8), (3, 3, 8, 16), WINDOW, FLOAT, of).name
+    for named, chosen, used in (
+        (work, "gemm", "gemm"),
+        ("other work", "onednn", "gemm"),
+        (work, "onednn", "onednn"),
+    ):
+        if used == "onednn" and cpu_onednn.find() is None:
             continue
-        path.write_text(json.dumps({"choices": {work: {"chosen": chosen}}}))
+        path.write_text(json.dumps({"choices": {named: {"chosen": chosen}}}))
+        before = path.read_bytes()
         kernels(str(path))
         convolve()
-        assert cpu_linear.used() == {work: used}
+        assert cpu_linear.used() == {(work, used)} and path.read_bytes() == before
 
 
 def test_small_work_goes_the_plain_way_unmeasured(kernels) -> None:
@@ -224,7 +438,17 @@ def test_small_work_goes_the_plain_way_unmeasured(kernels) -> None:
     before = len(cpu_linear.choices())
     with md.Strategy("cpu*2") as strategy:
         strategy.run(lambda: cpu_linear.matmul(np.ones((8, 8), FLOAT), np.ones((8, 8), FLOAT)))
-    assert set(cpu_linear.used().values()) == {"gemm"} and len(cpu_linear.choices()) == before
+    assert {used for _, used in cpu_linear.used()} == {"gemm"}
+    assert len(cpu_linear.choices()) == before
+
+
+def test_with_several_threads_nothing_is_measured(kernels, monkeypatch) -> None:
+    monkeypatch.setattr(Choices, "get", None)  # a call would fail
+    monkeypatch.setattr(threads, "per_replica", lambda: 2)
+    kernels("auto")
+    convolve()
+    wanted = "gemm" if cpu_onednn.find() is None else "onednn"
+    assert {used for _, used in cpu_linear.used()} == {wanted}
 
 
 def test_replicas_choose_together(kernels, monkeypatch) -> None:

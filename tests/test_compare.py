@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from math import prod
@@ -16,6 +17,7 @@ PEER = """
 import json, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 if flags["--workload"] == "input":
+    print("usage: some", "input is not mine", sep="\\n", file=sys.stderr)
     sys.exit(2)
 if flags["--workload"] == "mlp":
     sys.exit("no such luck")
@@ -32,6 +34,7 @@ def load(path, name):
     return module
 
 
+sys.path.append(str(BENCH))  # last, for it has files that are called as some of these here
 compare = load(BENCH / "compare.py", "compare_of_bench")
 networks = load(BENCH / "peers" / "networks.py", "networks_of_bench")
 job = load(BENCH / "peers" / "job.py", "job_of_bench")
@@ -99,6 +102,7 @@ def test_a_side_says_what_it_has(tmp_path, capsys):
     assert side.measure("lenet", ["--steps", "3"]) == [{"workload": "lenet", "steps": "3"}]
     assert side.measure("input", []) == []
     assert side.lacks == {"input"}
+    assert capsys.readouterr().err == "some has no input: input is not mine\n"
     assert side.measure("mlp", []) == []  # it has failed, and the others go on
     assert "no such luck" in capsys.readouterr().err
 
@@ -110,6 +114,53 @@ def test_the_table_of_an_earlier_run_is_printed_again(tmp_path):
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said.splitlines()[0] == "a machine"
     assert "minidist" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--torch", "/nonexist"], "--torch=/nonexist is no program; it wants the Python that has"),
+        (["--read", "/nonexist.json"], "--read=/nonexist.json cannot be read: .*No such file"),
+        (["--read", str(BENCH / "compare.py")], "compare.py cannot be read: Extra data"),
+        (["--read", "{a list}"], "cannot be read: it is no file that --json has written"),
+        (["--rounds", "0"], "argument --rounds: 0 is too few, it must be at least 1"),
+        (["--replicas", "-1"], "argument --replicas: -1 is less than 0"),
+        (["--only", "mlp,foo"], "there is no workload 'foo'; choose from mlp"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(flags, why, tmp_path, capsys, monkeypatch):
+    other = tmp_path / "list.json"
+    other.write_text("[]")
+    flags = [str(other) if flag == "{a list}" else flag for flag in flags]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *flags])
+    monkeypatch.setattr(compare, "rounds", None)  # nothing is run
+    with pytest.raises(SystemExit, match="2"):
+        compare.main()
+    assert re.search(why, capsys.readouterr().err.splitlines()[-1])
+
+
+def test_it_says_what_it_does_and_that_it_has_no_peer(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(compare.Side, "measure", lambda side, *_: [line("x", 7, 0)])
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--only=mlp", "--rounds=2"])
+    compare.main()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "minidist alone, for no peer is given: --torch, --tensorflow, --jax, --mpi"
+    assert said[1:] == ["round 0: mlp, minidist", "round 1: mlp, minidist"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--replicas", "0", "0 is too few, it must be at least 1"),
+        ("--warmup", "-1", "-1 is less than 0"),
+        ("--variable-update", "foo", "invalid choice: 'foo'"),
+    ],
+)
+def test_minidists_wrong_command_line_is_one_sentence(flag, value, why):
+    command = [sys.executable, str(BENCH / "minidist_peer.py"), "--workload", "mlp", flag, value]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"argument {flag}: {why}" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

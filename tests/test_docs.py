@@ -34,6 +34,19 @@ def test_links_and_paths_lead_somewhere(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_run_programs_that_there_are(document):
+    """Also the peers that a command names; what is in no folder is the reader's own program."""
+    for path in re.findall(r"python ((?:bench|tests|docs)/[\w./-]+)", document.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_nothing_is_left_to_be_filled_in(document):
+    left = r"\b(?:[A-Z][A-Z0-9_]*_(?:OUTPUT|TABLE|FIGURES)|TODO|TBD|FIXME|XXX)\b"
+    assert re.findall(left, document.read_text()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_of_the_bench_use_flags_that_there_are(document):
     for line in re.findall(r"^.*-m minidist\.bench(.*)$", document.read_text(), re.MULTILINE):
         arguments = [

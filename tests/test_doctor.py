@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import ranks
 
+from minidist.device import cpu_linear
 from minidist.doctor import gpus, kernels, machine, packages, processes
 from minidist.doctor.report import as_json, as_text, merged
 from minidist.errors import ClusterError
@@ -97,6 +98,24 @@ def test_a_missing_package_is_a_problem_unless_it_is_extra(monkeypatch):
     assert "without pillow: for image files, pip install 'minidist[images]'" in text
 
 
+def test_choices_that_cannot_be_kept_are_a_problem(monkeypatch, tmp_path):
+    before = cpu_linear.kernels()
+    (tmp_path / "taken").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    try:
+        cpu_linear.set_kernels("auto")
+        found = kernels.find()
+        text = as_text(everything(kernels=found))
+    finally:
+        monkeypatch.undo()
+        cpu_linear.set_kernels(before)
+    assert "cannot be kept" in whats(found)[0] and "every process measures anew" in whats(found)[0]
+    assert "XDG_CACHE_HOME" in found.problems[0].cure
+    assert " choices in " not in text
+    if before == "auto":
+        assert kernels.find().problems == [] and " choices in " in as_text(everything())
+
+
 def test_no_mpi_is_told_with_the_cure(monkeypatch):
     def missing():
         raise ClusterError("MPI cannot be used here: pip install 'minidist[mpi]'")
@@ -145,6 +164,7 @@ TOLD = {
     "cupy": "14.2.0",
     "toolkit": "12.9",
     "nvrtc": "12.9",
+    "cublas": "12.9.1",
     "nccl": "2.32.3",
     "cudnn": "none (No module named 'cudnn')",
     "supports": "13.0",
@@ -210,7 +230,8 @@ def test_gpus_are_told_with_their_libraries_and_peers(monkeypatch):
     found = gpus.find()
     text = as_text(everything(gpus=found))
     for line in (
-        "cuda: driver 580.65.06 for CUDA up to 13.0, CuPy 14.2.0 with CUDA 12.9, NVRTC 12.9",
+        "cuda: driver 580.65.06 for CUDA up to 13.0, CuPy 14.2.0 with CUDA 12.9, NVRTC 12.9, "
+        "cuBLAS 12.9.1",
         "cuda:0, NVIDIA X, compute capability 9.0, 80 GB, reaches cuda:1",
         "cuda:1, NVIDIA Y, compute capability 8.0, 40 GB",
         "NCCL 2.32.3",
@@ -218,6 +239,16 @@ def test_gpus_are_told_with_their_libraries_and_peers(monkeypatch):
     ):
         assert f"\n{'':12}{line}" in text
     assert found.facts["gpus"]["devices"] == TOLD["devices"]
+
+
+@pytest.mark.parametrize(("library", "words"), [("nvrtc", "NVRTC"), ("cublas", "cuBLAS")])
+def test_what_cupy_cannot_do_without_is_a_problem(library, words, monkeypatch):
+    cupy_is_there(monkeypatch)
+    asking(monkeypatch, saying(json.dumps(TOLD | {library: "none (no libx.so.12)"})))
+    (problem,) = gpus.find().problems
+    assert problem.what.startswith(f"CuPy does not load {words}, which")
+    assert problem.what.endswith(": (no libx.so.12)")
+    assert problem.cure == "pip install 'minidist[cuda13]', which brings it with CuPy's [ctk]"
 
 
 def test_a_driver_that_cannot_be_used_is_a_problem(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from hypothesis import given
@@ -329,3 +330,21 @@ def test_a_container_allows_less_than_it_has(monkeypatch):
 
 def test_a_sentence_has_a_name_for_each_variable():
     assert re.search(r"PMI_RANK=1, PMI_SIZE=4$", read(HYDRA).why)
+
+
+def test_how_many_threads_compute_is_a_number_while_others_divide_the_cores():
+    """A strategy may open or close between any two lines of who asks."""
+
+    def forget(frame, event, argument):
+        if frame.f_code is threads.per_replica.__code__:
+            threads._per_replica = None
+            return forget
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(forget)
+    try:
+        found = threads.per_replica()
+    finally:
+        sys.settrace(before)
+    assert found >= 1

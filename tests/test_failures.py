@@ -18,7 +18,7 @@ from policies import EVERY, LATE, STAGING, optimizer
 import minidist as md
 from minidist import tensor_file, train
 from minidist.device import get as get_device
-from minidist.errors import HangError, NonFiniteError
+from minidist.errors import HangError, NonFiniteError, ThreadError
 
 N = 3
 PHASES = ["forward", "backward", "reduce", "update", "staging", "save"]
@@ -64,6 +64,8 @@ class Job:
 
     def __init__(self, policy, fault, phase, monkeypatch):
         name, options = EVERY[policy]
+        if phase == "reduce" and policy == "replicated":  # which by itself sums in the updates
+            options = {**options, "all_reduce_spec": "copy"}
         self.strategy = md.Strategy(f"cpu*{N}", name, deadline=0.4, report_after=0.2, **options)
         with self.strategy.scope():
             self.w = md.Variable(np.ones(4), name="w")
@@ -158,6 +160,31 @@ def test_a_fault_ends_the_run_as_itself_and_the_next_one_trains(
     assert threading.active_count() <= threads + N + 1  # streams of devices stay
 
 
+DATA = np.ones((4, 1), "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("minidist worker 0", lambda strategy: strategy.run(int)),
+        ("minidist reader of .*", lambda strategy: next(iter(strategy.distribute_dataset([DATA])))),
+        ("minidist cpu:7 copy stream", lambda strategy: get_device("cpu:7").stream("copy")),
+    ],
+)
+def test_a_thread_that_the_system_does_not_start_is_a_sentence(monkeypatch, name, use):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    sentence = rf"the thread .{name}. could not be started, .* \(can't start .*: take fewer devices"
+    with md.Strategy("cpu*2") as strategy:
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", start)
+            with pytest.raises(ThreadError, match=sentence):
+                use(strategy)
+        use(strategy)  # once there is memory again
+    get_device("cpu:7").close()
+
+
 @pytest.mark.parametrize("policy", EVERY)
 def test_a_loss_that_is_no_number_ends_the_run_before_anything_is_trained_on_it(policy):
     name, options = EVERY[policy]
@@ -181,6 +208,22 @@ def test_a_loss_that_is_no_number_ends_the_run_before_anything_is_trained_on_it(
         for _ in range(2):
             step(False)
         assert all(np.isfinite(v.copies[0].array).all() for v in model.variables)
+
+
+def test_a_loss_that_is_no_number_in_an_evaluation_is_told_as_one():
+    with md.Strategy("cpu*2") as strategy:
+        with strategy.scope():
+            model = md.models.build("mlp", (4, 4, 1), 3)
+        opt = md.optim.SGD(0.1)
+        images, labels = np.ones((4, 4, 4, 1), "f"), np.arange(4) % 3
+        (batch,) = strategy.distribute_dataset([(images, labels)])
+        strategy.run(train.train_step, model, opt, *batch)
+        images[3, 0, 0, 0] = np.nan  # in the second replica's half
+        with pytest.raises(NonFiniteError) as caught:
+            train.evaluate(strategy, model, [(images, labels)])
+    told = str(caught.value)
+    assert told.startswith("the loss of replica 1 is nan in an evaluation, in which nothing is tr")
+    assert "step" not in told
 
 
 @pytest.mark.parametrize("policy", EVERY)
@@ -237,7 +280,9 @@ def test_a_failed_update_says_that_copies_may_differ(monkeypatch):
         fault.armed = True
         with pytest.raises(Planted) as caught:
             job.step()
-        assert any("copies of the variables may differ" in note for note in caught.value.__notes__)
+        (note,) = [note for note in caught.value.__notes__ if "did not finish its update" in note]
+        assert "copies of the variables may differ" in note
+        assert "momenta, its count of updates) until a checkpoint of the training is loaded" in note
 
 
 @pytest.mark.parametrize("policy", EVERY)

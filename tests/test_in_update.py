@@ -130,3 +130,23 @@ def test_four_replicas_take_their_sums_first():
             f"host->cpu:{r}" for r in range(4)
         }
         assert (w.numpy() == 0.5).all()
+
+
+@pytest.mark.parametrize("idle", range(4))
+def test_accumulated_gradients_without_an_example_are_only_read(idle):
+    """They are the arrays that the program brought last."""
+    with md.Strategy("cpu*4", overlap=False) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.full(40000, 8.0, "f4"), name="w")
+        optimizer = md.optim.SGD(0.5, gradient_accumulation_steps=2)
+
+        def step():
+            me = md.get_replica_context().replica_id
+            kept = md.constant(np.full(40000, 4.0, "f4"))
+            optimizer.apply_gradients([(kept, w)], 0 if me == idle else 2)
+            return kept
+
+        for _ in range(2):
+            for kept in md.local_results(strategy.run(step)):
+                assert (kept.numpy() == 4).all()
+        assert (w.numpy() == 6).all()

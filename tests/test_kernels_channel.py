@@ -86,6 +86,38 @@ def test_the_variance_of_numbers_far_from_zero() -> None:
     np.testing.assert_allclose(variance, wanted[1], rtol=1e-4)
 
 
+def test_blocks_are_short_enough_for_sums_in_float32() -> None:
+    x = normal((3000, 300), "float32", 0, mean=2)
+    mean, variance = np.empty((2, 300), np.float32)
+    channel.moments(x, mean, variance)
+    wanted = plain.moments(x.astype(np.float64))
+    np.testing.assert_allclose(mean, wanted[0], rtol=0, atol=2.5e-7)
+    np.testing.assert_allclose(variance, wanted[1], rtol=1.2e-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 131_073), "float32"),
+        ((2, 200_000), "float32"),
+        ((3, 500_000), "float32"),
+        ((1, 70_000), "float64"),
+    ],
+)
+def test_rows_that_are_fewer_than_a_thread_is_worth(shape: tuple[int, ...], dtype: str) -> None:
+    batch = Batch(shape, dtype)
+    wanted = plain.moments(exact(batch.x))
+    close(batch.mean, wanted[0])
+    close(batch.variance, wanted[1])
+    dbias = np.full(shape[-1], 7, dtype)
+    channel.bias_backward(batch.dy, dbias)
+    close(dbias, exact(batch.dy).sum(axis=0))
+    dscale, doffset = batch.backward(batch.dy, True)[1:]
+    normal = (exact(batch.x) - batch.mean) / np.sqrt(exact(batch.variance[None]) + EPSILON)
+    close(dscale, (exact(batch.dy) * normal).sum(axis=0))
+    np.testing.assert_array_equal(doffset, dbias)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_normalize_alone_and_with_what_is_fused(shape: tuple[int, ...], dtype: str) -> None:

@@ -42,6 +42,13 @@ def test_an_image_of_several_blocks_of_rows(padding: int) -> None:
     np.testing.assert_array_equal(gradient(of), of.dw())
 
 
+@pytest.mark.parametrize(("channels", "filters"), [(0, 0), (0, 8), (3, 0)])
+def test_nothing_has_no_gradient(channels: int, filters: int) -> None:
+    shapes = (1, 5, 5, channels), (1, 5, 5, filters), (3, 3, channels, filters)
+    x, dy, dw = (np.zeros(shape, np.float32) for shape in shapes)
+    filter_gradient(x, dy, dw, 1, 1, 1, 1)
+
+
 def test_nan_and_infinity_come_through() -> None:
     of = case(1, (5, 5), 1, 8, ONE)
     of.x[0, 2, 2, 0], of.dy[0, 2, 2, 0] = np.nan, np.inf

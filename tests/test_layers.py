@@ -150,30 +150,55 @@ def test_nothing_imports_in_a_circle():
 ALLOWED = {
     "comm/implementation.py": {"mpi4py"},
     "comm/nccl_library.py": {"cupy", "nccl"},
+    "device/__init__.py": {"cupy"},
+    "device/cuda_dnn.py": {"cudnn", "cupy"},
     "doctor/cuda.py": {"cupy"},
     "instruments/nvtx.py": {"cupy"},
 }
 
 
-def test_cupy_nccl_and_mpi_are_imported_nowhere_they_are_not_needed():
+def packages(node):
+    """Return the packages that a statement or a call imports by name."""
+    names = []
+    match node:
+        case ast.Import():
+            names = [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            names = [node.module or ""]
+        case ast.Call(
+            func=ast.Name(id=function) | ast.Attribute(attr=function),
+            args=[ast.Constant(value=str(name)), *_],
+        ) if function.endswith("import_module"):
+            names = [name]
+    return {item.split(".")[0] for item in names}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import cudnn.graph",
+        "from cudnn import pygraph",
+        'import_module("cudnn")',
+        'x = importlib.import_module("cudnn")',
+    ],
+)
+def test_every_way_to_import_a_package_is_seen(line):
+    assert "cudnn" in set().union(*map(packages, ast.walk(ast.parse(line))))
+
+
+def test_cupy_cudnn_nccl_and_mpi_are_imported_nowhere_they_are_not_needed():
     for path in MODULES.values():
+        module = str(path.relative_to(ROOT))
+        allowed = ALLOWED.get(module, {"cupy"} if module.startswith("device/cuda") else set())
         for node in ast.walk(ast.parse(path.read_text())):
-            names = (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
-            )
-            found = {item.split(".")[0] for item in names} & {"cupy", "nccl", "mpi4py"}
-            module = str(path.relative_to(ROOT))
-            allowed = {"cupy"} if module.startswith("device/cuda") else ALLOWED.get(module, set())
-            assert found <= allowed, path
+            assert packages(node) & {"cupy", "cudnn", "nccl", "mpi4py"} <= allowed, path
 
 
 def test_import_brings_in_no_more_than_it_must_and_starts_nothing():
     program = (
         "import sys, threading, minidist; "
-        "heavy = {'cupy', 'mpi4py', 'nccl', 'rich', 'threadpoolctl', 'safetensors', 'pytest', "
-        "'matplotlib'}; "
+        "heavy = {'cupy', 'cudnn', 'mpi4py', 'nccl', 'rich', 'threadpoolctl', 'safetensors', "
+        "'pytest', 'matplotlib'}; "
         "print(sorted(heavy & set(sys.modules)), threading.active_count())"
     )
     out = subprocess.run(

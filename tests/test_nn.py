@@ -225,3 +225,19 @@ def test_build_takes_the_shape_of_one_example(shape):
 def test_a_sequential_holds_layers():
     with pytest.raises(UsageError, match="3 is no layer"):
         nn.Sequential([3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("sequential", nn.Sequential),
+        ("residual", nn.Residual),
+        ("shortcut", lambda layers: nn.Residual([nn.Dense(4)], layers)),
+    ],
+)
+def test_layers_of_layers_take_a_list_with_something_in_it(kind, make):
+    for single in (nn.Dense(4), 3):
+        with pytest.raises(UsageError, match=f"{kind}: the layers must be a list, .*{single!r}"):
+            make(single)
+    with pytest.raises(UsageError, match=f"{kind}: the list of layers is empty"):
+        make([])

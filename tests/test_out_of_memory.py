@@ -43,12 +43,50 @@ def test_the_layer_the_bytes_and_a_batch_that_fits(monkeypatch, training, device
     assert fit == pytest.approx(each // 12 if training else each // 8, abs=1)
 
 
-def test_where_nothing_fits(monkeypatch):
+class Greedy(nn.Layer):
+    """Finds no memory, whatever the batch."""
+
+    def _call(self, x: md.Tensor, training: bool) -> md.Tensor:
+        np.empty((HUGE, HUGE), np.float64)
+        return x
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+def test_only_of_a_batch_of_one_it_is_sure_that_nothing_fits(monkeypatch, examples):
     monkeypatch.setattr(room, "of_host", lambda: 0)
-    made = model()
+    made = nn.Sequential([Greedy()])
     made.build((1,))
-    with pytest.raises(OutOfMemoryError, match="not even one example fits"):
-        made(np.ones((HUGE, 1), "float32"))
+    says = "not even one example fits" if examples == 1 else "try a smaller batch"
+    with pytest.raises(OutOfMemoryError, match=says):
+        made(np.ones((examples, 1), "float32"))
+
+
+class OutOfRoom(nn.Residual):
+    """A block that finds no memory for the sum."""
+
+    def _pass(self, x: md.Tensor, training: bool) -> md.Tensor:
+        super()._pass(x, training)
+        raise MemoryError("for the sum")
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu*2"])
+def test_what_the_batch_and_all_replicas_hold_would_be_smaller_too(monkeypatch, devices):
+    """No room is left, but a batch of ten has just filled it: so fewer examples would fit."""
+    monkeypatch.setattr(room, "of_host", lambda: 0)
+    with md.Strategy(devices) as strategy:
+        with strategy.scope():
+            made = nn.Sequential([nn.ReLU(), nn.ReLU(), OutOfRoom([nn.ReLU(), nn.ReLU()])])
+            made.build((8,))
+        x = np.ones((10, 8), "float32")
+        with pytest.raises(OutOfMemoryError) as caught:
+            strategy.run(made, x, True)
+        # Held are the batch and the results of three layers; what is needed is the batch,
+        # those of four, and two more on the way back.
+        assert f"a batch of about {10 * 4 // 7} on each replica would fit" in str(caught.value)
+        first = nn.Sequential([Greedy()])
+        first.build((8,))
+        with pytest.raises(OutOfMemoryError, match="a batch of about 3 on each"):
+            strategy.run(first, x, False)  # the batch, of which nothing is computed yet: 10 // 3
 
 
 def test_what_was_asked_for():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from minidist.device import host
 from minidist.errors import MinidistError
 from minidist.variable_mgr.agreement import find
 from minidist.variable_mgr.errand import Errand
-from minidist.variable_mgr.overlap import FIRST_BUCKET, Plan
+from minidist.variable_mgr.overlap import FIRST_BUCKET, Filling, Plan
 
 POLICIES = {
     "replicated": {},
@@ -297,3 +299,27 @@ def test_options_are_checked():
         md.Strategy("cpu*2", "parameter_server", variable_consistency="relaxed")
     with pytest.raises(ValueError, match="may be strong, relaxed"):
         md.Strategy("cpu*2", variable_consistency="weak")
+
+
+def test_gradients_are_freed_without_the_garbage_collector(monkeypatch):
+    """A ring of a filling and its contributions would keep them until it comes by."""
+    gradients = []
+    given_all = Filling.given_all
+
+    def spy(filling, contribution):
+        gradients.extend(weakref.ref(each) for each in contribution.gradients)
+        given_all(filling, contribution)
+
+    monkeypatch.setattr(Filling, "given_all", spy)
+    with md.Strategy("cpu*2", overlap=True) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.ones(70_000, "f4"), name="w")
+        optimizer = md.optim.SGD(0.1)
+        gc.disable()
+        try:
+            for _ in range(3):
+                strategy.run(lambda: optimizer.minimize(lambda: ops.reduce_sum(ops.square(w)), [w]))
+            assert len(gradients) == 4  # of two replicas; the first step has no buckets yet
+            assert [gradient() is None for gradient in gradients] == [True] * 4
+        finally:
+            gc.enable()

@@ -185,7 +185,9 @@ def averages(strategy, log):
 
         x = md.constant(np.array([0.1, 0.7]) * (me() + step))
         counts = [1, (me() + step) % 3, int(me() == 1), 0]
-        assign_moving_averages([a, b], [x, 0.1 * me() + 0.3], 0.9, count=counts[step])
+        values = [x, 0.1 * me() + 0.3]
+        assign_moving_averages([a, b], values, 0.9, count=counts[step])
+        assign_moving_averages([a, b], values, 0.9, count=[counts[step], 2 * me()])
         assign_moving_averages([c], [x], 0.9, updates=steps)
 
     for step in range(4):

@@ -60,6 +60,15 @@ def test_a_block_in_numpy(activation):
     np.testing.assert_allclose(model(x, training=True), wanted, rtol=1e-9, atol=1e-12)
 
 
+def test_a_body_may_end_in_an_activation_of_its_own_in_numpy():
+    body = [nn.Conv2D(2, 3, use_bias=False), nn.BatchNorm(activation="relu")]
+    model, x = nn.Residual(body, activation=None), images()
+    model.build((6, 6, 2), "float64")
+    kernel = model.variables[0].numpy()
+    wanted = plain.relu(normalized(convolved(x, kernel, 1))) + x
+    np.testing.assert_allclose(model(x, training=True), wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_its_variables_are_named_by_their_place():
     model = nn.Sequential([nn.Conv2D(2, 1), block(), block()])
     model.build((6, 6, 2))
@@ -162,6 +171,57 @@ def test_moving_averages_follow_in_one_meeting(monkeypatch):
     np.testing.assert_allclose(model.layers[1].moving_mean.numpy(), mean, rtol=1e-9)
 
 
+class Shifted(nn.Layer):
+    """Adds what tells replicas apart."""
+
+    def _call(self, x, training):
+        return x + float(md.get_replica_context().replica_id)
+
+
+class Halved(nn.Layer):
+    """Makes two examples of each."""
+
+    def _build(self, shape, dtype):
+        return (shape[0] // 2,)
+
+    def _call(self, x, training):
+        return ops.reshape(x, (x.shape[0] * 2, x.shape[1] // 2))
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 1), (0, 2), (2, 0)])
+def test_moving_averages_of_the_first_replica_and_of_all_are_in_one_model(sizes):
+    with md.Strategy("cpu*2") as strategy:
+        with strategy.scope():
+            layers = [nn.BatchNorm(moving=moving) for moving in ("first", "mean")]
+            model = nn.Sequential([layers[0], Shifted(), layers[1], Halved(), nn.BatchNorm()])
+            model.build((4,), "float64")
+        xs = [np.arange(n * 4.0).reshape(n, 4) + 10 * r for r, n in enumerate(sizes)]
+        strategy.run(lambda: model(xs[md.get_replica_context().replica_id], training=True))
+        first, mean, last = (layer.moving_mean.numpy() for layer in (*layers, model.layers[4]))
+    of_first = 0.1 * xs[0].mean(0) if sizes[0] else np.zeros(4)  # without an example, none
+    np.testing.assert_allclose(first, of_first)
+    np.testing.assert_allclose(mean, np.full(4, 0.1 * sizes[1] / sum(sizes)))
+    np.testing.assert_allclose(last, np.zeros(2), atol=1e-12)
+
+
+def test_each_moving_average_has_its_own_counts():
+    with md.Strategy("cpu*3") as strategy:
+        with strategy.scope():
+            averages = [md.Variable(np.zeros(2), name=name) for name in "abc"]
+        counts = [(1, 0, 0), (3, 2, 0), (0, 1, 0)]  # by replica
+
+        def step():
+            me = md.get_replica_context().replica_id
+            value = md.constant(np.full(2, np.nan if me == 0 else me, "f8"))
+            values = [md.constant(np.full(2, 8.0 * me)), value, value]
+            md.moving_average.assign_moving_averages(averages, values, 0.5, count=counts[me])
+
+        strategy.run(step)
+        for average, wanted in zip(averages, (0.5 * 24 / 4, 0.5 * 4 / 3, 0), strict=True):
+            for copy in average.copies:
+                np.testing.assert_allclose(copy.array, [wanted, wanted])
+
+
 def test_moving_averages_of_a_pass_that_fails_are_forgotten():
     class Failing(nn.Layer):
         def _call(self, x, training):
@@ -189,7 +249,7 @@ def test_what_cannot_be_added_is_told():
         lambda: nn.Dense(2, activation="tanh"),
         lambda: nn.Conv2D(2, 1, activation="tanh"),
         lambda: nn.BatchNorm(activation="tanh"),
-        lambda: nn.Residual([], activation="tanh"),
+        lambda: nn.Residual([nn.Dense(2)], activation="tanh"),
     ],
 )
 def test_other_activations_are_refused(make):

@@ -340,28 +340,28 @@ def test_an_unfinished_tape_frees_its_memory_with_itself():
     assert ref() is None
 
 
-# --- gradients that are wanted in a place
+# --- gradients that are wanted in a bucket
 
 
-def wanting(places, asked):
-    """Return an `into` that has places for some sources, and notes for which it is asked."""
+def wanting(bucket, asked):
+    """Return an `into` that has a bucket for some sources, and notes for which it is asked."""
 
     def into(source):
         asked.append(source)
-        return places.get(id(source))
+        return bucket.get(id(source))
 
     return into
 
 
-def test_a_gradient_is_computed_where_it_is_wanted():
+def test_a_gradient_is_computed_in_the_bucket_where_it_is_wanted():
     x = ops.constant(np.arange(6, dtype="f4").reshape(3, 2))
     w, bias = Weight([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), Weight([1.0, -1.0, 0.5])
-    places = {id(w): np.full((2, 3), np.nan, "f4")}
+    bucket = {id(w): np.full((2, 3), np.nan, "f4")}
     asked, found = [], {}
     with GradientTape() as t:
         y = ops.dense(x, w.read(), bias.read())
-    t.gradient(y, [w, bias], lambda v, g: found.update({id(v): g}), wanting(places, asked))
-    assert found[id(w)] is places[id(w)]
+    t.gradient(y, [w, bias], lambda v, g: found.update({id(v): g}), wanting(bucket, asked))
+    assert found[id(w)] is bucket[id(w)]
     np.testing.assert_array_equal(found[id(w)], np.arange(6).reshape(3, 2).T @ np.ones((3, 3)))
     assert found[id(bias)].tolist() == [3, 3, 3]
     assert {id(source) for source in asked} == {id(w), id(bias)}
@@ -375,7 +375,7 @@ def test_a_gradient_is_computed_where_it_is_wanted():
     ],
 )
 @pytest.mark.parametrize("cached", [True, False])
-def test_nobody_is_asked_for_a_place_of_one_part_of_a_gradient(compute, cached):
+def test_nobody_is_asked_for_a_bucket_of_one_part_of_a_gradient(compute, cached):
     x, value = np.array([[1.0, 2.0], [3.0, 4.0]], "f4"), [[0.5, -1.0], [2.0, 3.0]]
     gradients, asked = [], []
     for into in (None, wanting({}, asked)):
@@ -387,10 +387,27 @@ def test_nobody_is_asked_for_a_place_of_one_part_of_a_gradient(compute, cached):
     np.testing.assert_array_equal(*gradients)
 
 
-def test_a_source_that_is_given_twice_has_no_place():
+def test_a_source_that_is_given_twice_is_in_no_bucket():
     w, found, asked = Weight([[2.0]]), [], []
     with GradientTape() as t:
         y = ops.matmul(ops.constant([[3.0]]), w.read())
     t.gradient(y, [w, w], lambda v, g: found.append(g), wanting({}, asked))
     assert [g.tolist() for g in found] == [[[3.0]], [[3.0]]] and found[0] is not found[1]
     assert not asked
+
+
+def test_nobody_is_asked_for_a_bucket_of_what_the_walk_goes_on_from():
+    """A result that is a source too is still to be read when its gradient has been taken."""
+    x, w, asked, found = ops.constant([[1.0, 2.0]]), Weight([[3.0], [4.0]]), [], {}
+    with GradientTape() as t:
+        h = ops.matmul(x, w.read())
+        y = ops.dense(h, ops.constant([[5.0, 6.0]]), ops.constant([0.0, 0.0]))
+
+    def take(source, gradient):
+        found[id(source)] = gradient.copy()
+        gradient[...] = np.nan  # it is the sink's own
+
+    bucket = {id(h): np.empty((1, 1), "f4"), id(w): np.empty((2, 1), "f4")}
+    t.gradient(y, [h, w], take, wanting(bucket, asked))
+    assert asked == [w]
+    assert found[id(h)].tolist() == [[11.0]] and found[id(w)].tolist() == [[11.0], [22.0]]

@@ -7,13 +7,13 @@ share memory, and between two of them there are messages.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 import ranks
+from heard import Heard
 from ml_dtypes import bfloat16
 from orders import ring, serial, tree
 from policies import same_bits
@@ -155,16 +155,6 @@ def in_place_and_mixed(machines, cluster):
         one.all_reduce(own, own, threads=2)
         assert all(all(map(same_bits, row, expected)) for row in own), spec
     peers.leave()
-
-
-class Heard(observe.Observer):
-    """Adds up what is told of."""
-
-    def __init__(self):
-        self.links = Counter()
-
-    def moved(self, source, destination, nbytes, what):
-        self.links[f"{source}->{destination}"] += nbytes
 
 
 def moved_bytes(machines, cluster):

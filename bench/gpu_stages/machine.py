@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from gpu_stages.tell import STANDIN, tell, trying
 
 NEEDED = {  # by the name that is imported, what pip calls it
     "numpy": "numpy",
-    "cupy": "cupy-cuda13x or cupy-cuda12x",
+    "cupy": "cupy-cuda13x[ctk] or cupy-cuda12x[ctk]",
     "Cython": "cython",
     "setuptools": "setuptools",
     "optree": "optree",
@@ -51,12 +52,39 @@ def main() -> None:
     tell("missing, optional", ", ".join(absent) or "nothing")
     found = {name: _version(name) for name in VERSIONS}
     tell("versions", ", ".join(f"{name} {told}" for name, told in found.items() if told))
-    if STANDIN:
+    if STANDIN or not cuda():
         return
     with trying("GPUs"):
         command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         tell("GPUs", "; ".join(done.stdout.strip().splitlines()), good=True)
+
+
+def cuda() -> bool:
+    """Tell whether CuPy finds a GPU, which all else needs, and the libraries that it loads."""
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+        if not count:
+            raise RuntimeError("there is none")
+    except Exception as failure:
+        words = f"CuPy finds no GPU: {type(failure).__name__}: {failure}"
+        tell("CUDA", words, good=False, ends=True)
+        return False
+    tell("CUDA", f"{count} GPUs", good=True)
+    library("NVRTC", lambda: cupy.cuda.nvrtc.getVersion())
+    library("cuBLAS", lambda: cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()))
+    return True
+
+
+def library(name: str, version: Callable[[], object]) -> None:
+    """Tell the version of what CuPy loads when it is first asked for, or what would bring it."""
+    try:
+        tell(name, str(version()), good=True)
+    except Exception as failure:
+        package = next(filter(_version, ("cupy-cuda12x", "cupy-cuda13x")), "cupy-cuda12x")
+        tell(name, f"none: pip install '{package}[ctk]' ({failure})", good=False)
 
 
 def _version(name: str) -> str | None:

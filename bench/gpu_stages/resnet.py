@@ -3,9 +3,9 @@
     python -m gpu_stages.resnet minidist 256
 
 A line of input is a turn, and a line of JSON its answer: images/s, and what else is known. Both
-train alike: v1 (the stride on the first 1x1 of a bottleneck), activations in bfloat16, weights in
-float32, SGD with momentum 0.9 and weight decay 1e-4, two batches that lie on the GPU and are used
-in turn, the loss read at each step.
+train alike what bench/peers/networks.py says: activations in bfloat16, weights in float32, SGD with
+its momentum and weight decay, two batches that lie on the GPU and are used in turn, the loss read
+at each step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+from networks import MOMENTUM, NETWORKS, RATE
 
 from gpu_stages.tell import STANDIN, gpu
 
-NAME, SIZE, CLASSES = ("resnet20", 8, 5) if STANDIN else ("resnet50", 224, 1000)
+NAME = "resnet20" if STANDIN else "resnet50"
+NETWORK = NETWORKS[NAME]
+SIZE = 8 if STANDIN else NETWORK.image[0]
 TURN = 0.1 if STANDIN else 2.0  # seconds of steps, about
-RATE, MOMENTUM, DECAY = 0.01, 0.9, 1e-4
-STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # width and bottlenecks
 
 Step = Callable[[], float]  # does a step and returns its loss
 Job = tuple[Step, Callable[[], None], Callable[[], dict[str, Any]]]  # a wait, and what is known
@@ -35,7 +36,8 @@ def batches(batch: int) -> list[tuple[Any, Any]]:
     rng = np.random.default_rng(0)
     shape = batch, SIZE, SIZE, 3
     return [
-        (rng.standard_normal(shape, np.float32), rng.integers(0, CLASSES, batch)) for _ in range(2)
+        (rng.standard_normal(shape, np.float32), rng.integers(0, NETWORK.classes, batch))
+        for _ in range(2)
     ]
 
 
@@ -49,8 +51,8 @@ def by_minidist(batch: int) -> Iterator[Job]:
 
     with gpu(), md.Strategy("cuda:0") as strategy:
         with strategy.scope():
-            net = md.models.build(NAME, (SIZE, SIZE, 3), CLASSES)
-        rule = md.optim.Momentum(RATE, MOMENTUM, weight_decay=DECAY)
+            net = md.models.build(NAME, (SIZE, SIZE, 3), NETWORK.classes)
+        rule = md.optim.Momentum(RATE, MOMENTUM, weight_decay=NETWORK.decay)
         given = [
             strategy.run(lambda x=x, y=y: (md.constant(x), md.constant(y)))
             for x, y in batches(batch)
@@ -60,7 +62,7 @@ def by_minidist(batch: int) -> Iterator[Job]:
 
         def step() -> float:
             result = strategy.run(train_step, net, rule, *next(turns), dtype="bfloat16")
-            made.append(device.memory.made + device.pinned.made)
+            made.append(device.made)
             return strategy.local_results(result)[0].loss
 
         def known() -> dict[str, Any]:
@@ -76,51 +78,17 @@ def by_minidist(batch: int) -> Iterator[Job]:
 # --- PyTorch ------------------------------------------------------------------------------------
 
 
-def torch_network() -> Any:
-    from torch import nn
-
-    def convolution(a: int, b: int, width: int, stride: int = 1) -> list[Any]:
-        layer = nn.Conv2d(a, b, width, stride, width // 2, bias=False)
-        return [layer, nn.BatchNorm2d(b)]
-
-    class Bottleneck(nn.Module):
-        def __init__(self, a: int, width: int, stride: int, project: bool) -> None:
-            super().__init__()
-            self.body = nn.Sequential(
-                *convolution(a, width, 1, stride),
-                nn.ReLU(inplace=True),
-                *convolution(width, width, 3),
-                nn.ReLU(inplace=True),
-                *convolution(width, 4 * width, 1),
-            )
-            shortcut = convolution(a, 4 * width, 1, stride) if project else []
-            self.shortcut = nn.Sequential(*shortcut)
-            self.relu = nn.ReLU(inplace=True)
-
-        def forward(self, x: Any) -> Any:
-            return self.relu(self.body(x) + self.shortcut(x))
-
-    layers = [*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    channels = 64
-    for width, count in STAGES:
-        for i in range(count):
-            stride = 2 if i == 0 and width > 64 else 1
-            layers.append(Bottleneck(channels, width, stride, i == 0))
-            channels = 4 * width
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)
-    )
-
-
 @contextmanager
 def by_torch(batch: int) -> Iterator[Job]:
     """Use PyTorch as it is the fastest without a compiler: channels last, autocast, fused SGD."""
     import torch
+    from torch_network import module
 
     torch.backends.cudnn.benchmark = True
     where = torch.device("cpu" if STANDIN else "cuda")
-    net = torch_network().to(where, memory_format=torch.channels_last)
-    rule = torch.optim.SGD(net.parameters(), RATE, MOMENTUM, weight_decay=DECAY, fused=True)
+    net = module(NETWORK.layers, 3, SIZE)[0].to(where, memory_format=torch.channels_last)
+    how = {"momentum": MOMENTUM, "weight_decay": NETWORK.decay, "fused": True}
+    rule = torch.optim.SGD(net.parameters(), RATE, **how)
     given = [
         (
             torch.from_numpy(x).permute(0, 3, 1, 2).to(where, memory_format=torch.channels_last),

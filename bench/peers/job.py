@@ -44,17 +44,35 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)  # of this peer alone
 
 
+def whole(text: str) -> int:
+    """Read a number that may be 0; argparse says what another text is wrong with."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is less than 0")
+    return number
+
+
+def positive(text: str) -> int:
+    """Read a number that is at least 1."""
+    number = whole(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("0 is too few, it must be at least 1")
+    return number
+
+
 def asked(
     words: str | None, workloads: Collection[str], *options: tuple[str, dict[str, Any]]
 ) -> Job:
     """Read the command line of a peer that has some workloads, and perhaps options of its own."""
     parser = argparse.ArgumentParser(description=(words or "").partition("\n")[0])
     parser.add_argument("--workload", required=True, choices=workloads)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--threads-per-replica", type=int, default=1, dest="threads")
-    parser.add_argument("--batch", type=int, default=0, help="of a replica; 0: the workload's own")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--replicas", type=positive, default=2)
+    parser.add_argument("--threads-per-replica", type=positive, default=1, dest="threads")
+    parser.add_argument(
+        "--batch", type=whole, default=0, help="of a replica; 0: the workload's own"
+    )
+    parser.add_argument("--steps", type=positive, default=20)
+    parser.add_argument("--warmup", type=whole, default=5)
     for name, how in options:
         parser.add_argument(name, **how)
     found = vars(parser.parse_args())

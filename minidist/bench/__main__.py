@@ -18,10 +18,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from minidist.bench.crew import Crew, Ended
-from minidist.bench.flags.parse import parse
-from minidist.bench.main import main as do
-from minidist.errors import DataError, MinidistError, PeerError, UsageError
+try:
+    from minidist.bench.crew import Crew, Ended
+    from minidist.bench.flags.parse import parse
+    from minidist.bench.main import main as do
+    from minidist.errors import DataError, MinidistError, PeerError, UsageError
+except KeyboardInterrupt:  # in the first moments; from then on `main` has it
+    print("minidist.bench: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 
 def main(arguments: Sequence[str]) -> int:

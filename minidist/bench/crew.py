@@ -48,12 +48,15 @@ class Ended(NamedTuple):
 
 
 class Crew:
-    """The processes of this command, seen from one of them; alone until they `join`."""
+    """The processes of this command, seen from one of them; alone until they `join`.
+
+    workers: those that train, as they meet.
+    """
 
     def __init__(self) -> None:
         self.cluster: Cluster = alone()
         self._joined = self._serves = False
-        self._everyone, self._workers, self._ending = Peers(), Peers(), Peers()
+        self.workers, self._everyone, self._ending = Peers(), Peers(), Peers()
         self._patience = REPORT_AFTER, DEADLINE
 
     def join(self, flags: Flags) -> None:
@@ -85,7 +88,7 @@ class Crew:
         self.cluster = cluster
         self._everyone = cluster.peers(ranks=sorted((*cluster.workers, *cluster.servers)))
         if cluster.job == "worker":
-            self._workers, self._ending = self._group(patience), self._group(patience)
+            self.workers, self._ending = self._group(patience), self._group(patience)
 
     def _group(self, patience: Patience) -> Peers:
         return self.cluster.peers(patience)
@@ -107,7 +110,7 @@ class Crew:
     @property
     def names(self) -> Sequence[str]:
         """What the workers are called."""
-        return self._workers.names
+        return self.workers.names
 
     @contextmanager
     def console(self) -> Iterator[None]:
@@ -136,7 +139,7 @@ class Crew:
 
     def exchange(self, what: str, item: Any) -> list[Any]:
         """Return what each worker has brought, as JSON has it. All of them must call it."""
-        brought = self._workers.meet(what, json.dumps(item).encode())
+        brought = self.workers.meet(what, json.dumps(item).encode())
         return [json.loads(each) for each in brought]
 
     def chiefs(self, what: str, item: T) -> T:
@@ -152,7 +155,7 @@ class Crew:
     def fail(self, failure: BaseException) -> None:
         """Tell those who wait for this process that it has failed."""
         self._everyone.fail(failure)
-        self._workers.fail(failure)
+        self.workers.fail(failure)
 
     def end(self, own: Ended) -> int:
         """Return the status with which all processes end, and let the chief say why.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minidist.bench import making, report
 from minidist.bench.compare import compare
 from minidist.bench.crew import Crew
@@ -20,7 +22,9 @@ def main(flags: Flags, crew: Crew) -> None:
     """
     if flags.kernels is not None:
         cpu_linear.set_kernels(flags.kernels)
+    kernels = cpu_linear.kernels()  # looked at now, and not by the first layer
     crew.join(flags)
+    flags = replace(flags, kernels=kernels)
     cluster = crew.cluster
     check_among(flags, len(cluster.workers), len(cluster.servers))
     if cluster.job == "ps":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 from minidist import data, models, ops, optim
 from minidist.bench.crew import Crew
 from minidist.bench.flags import Flags
+from minidist.bench.gpus import own_gpus
 from minidist.errors import UsageError
 from minidist.nn import Layer
 from minidist.optim import LossScale
@@ -77,16 +76,10 @@ def strategy(flags: Flags, crew: Crew) -> Strategy:
 
 
 def devices(flags: Flags, crew: Crew) -> str:
-    """Return this worker's devices, as `md.devices` reads them.
-
-    Workers that see the same GPUs of a machine take them one after the other; all must ask.
-    """
+    """Return this worker's devices, as `md.devices` reads them; all workers must ask."""
     if flags.device != "cuda":
         return f"{flags.device}*{flags.num_devices}"
-    seen = [socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")]
-    before = crew.exchange("share GPUs", seen)[: crew.cluster.task]
-    first = before.count(seen) * flags.num_devices
-    return "cuda:" + ",".join(str(first + i) for i in range(flags.num_devices))
+    return own_gpus(crew.workers, flags.num_devices)
 
 
 def model(flags: Flags, of: data.Dataset) -> Layer:

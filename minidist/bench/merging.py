@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from minidist.instruments.profile import OfReplica as Profiled
 from minidist.trace.phases import PHASES, OfReplica, Phases
 
 Found = Mapping[str, Any]
@@ -68,12 +69,12 @@ def phases(of_workers: Sequence[Found | None]) -> Phases | None:
     )
 
 
-def profile(of_workers: Sequence[Sequence[Found] | None]) -> list[dict[str, Any]] | None:
+def profile(of_workers: Sequence[Sequence[Found] | None]) -> list[Profiled] | None:
     """Return the figures of all replicas, numbered through the workers; None unless asked for."""
-    every = [each for found in of_workers for each in found or ()]
     if of_workers[0] is None:
         return None
-    return [{**each, "replica": number} for number, each in enumerate(every)]
+    every = [Profiled.from_json(each) for found in of_workers for each in found or ()]
+    return [replace(each, replica=number) for number, each in enumerate(every)]
 
 
 def _renumbered(of: Mapping[str, Any], numbers: Mapping[int, int]) -> OfReplica:

@@ -114,7 +114,7 @@ class Found:
 
     counts: dict[str, Any]
     phases: Phases | None
-    profile: list[profile.Figures] | None
+    profile: list[profile.OfReplica] | None
 
     def lines(self) -> list[str]:
         """Return what a report says of it."""
@@ -128,4 +128,5 @@ class Found:
         if self.phases is not None:
             fields = self.phases.json()
         timed = {key: fields[key] for key in ("phases", "hidden_share", "replicas")}
-        return self.counts | timed | {"profile": self.profile}
+        profiled = None if self.profile is None else [each.json() for each in self.profile]
+        return self.counts | timed | {"profile": profiled}

@@ -24,7 +24,7 @@ from minidist.checking.verbs import VERBS
 from minidist.device import known
 from minidist.device.cpu import ThreadEvent
 from minidist.errors import RaceError, UsageError
-from minidist.kernels import memory as heaps
+from minidist.kernels import heap
 from minidist.patience import DEADLINE
 from minidist.variable import Copy
 
@@ -196,7 +196,7 @@ class Checker(Orders):
     def begin_checking(self) -> None:
         _finish()  # what was given before was not heard of
         VERBS.begin()
-        heaps.poison(1)
+        heap.poison(1)
         HAND_OVERS.begin()
         observe.attach(self)
 
@@ -204,7 +204,7 @@ class Checker(Orders):
         _finish()
         observe.detach(self)
         HAND_OVERS.end()
-        heaps.poison(-1)
+        heap.poison(-1)
         VERBS.end()
 
 

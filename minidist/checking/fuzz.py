@@ -24,7 +24,7 @@ from typing import Any
 from minidist import observe
 from minidist.checking.handovers import HAND_OVERS
 from minidist.checking.verbs import VERBS
-from minidist.kernels import memory as heaps
+from minidist.kernels import heap
 
 PATIENCE = 0.25
 
@@ -60,7 +60,7 @@ class fuzz(observe.Observer):
         self._turn = threading.get_ident()
         self._came(self._turn)
         VERBS.begin()
-        heaps.poison(1)
+        heap.poison(1)
         HAND_OVERS.begin()
         observe.attach(self)
         return self
@@ -74,7 +74,7 @@ class fuzz(observe.Observer):
         self._point(self._others_wait)  # streams may have work that nobody has waited for
         observe.detach(self)
         HAND_OVERS.end()
-        heaps.poison(-1)
+        heap.poison(-1)
         VERBS.end()
         with self._lock:
             self._let_all_go()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from minidist import observe
@@ -64,7 +65,12 @@ class Communicator(ABC):
         if root is None:
             self.all_reduce(sources, wanted, weights, scale=scale, threads=threads)
         else:
-            self._reduce_to(root, sources, wanted, weights, scale, threads)
+            fit("reduce", sources, wanted)
+            home = self.devices[root - self.first if here else 0]
+            given, heard = self._heard(placed(sources, self.devices), weights)
+            to = placed(wanted, [home])
+            with self._told(given, to):
+                self._reduce_to(root, given, to, heard, scale, threads)
 
     def reduce_scatter(
         self,
@@ -144,12 +150,7 @@ class Communicator(ABC):
         sources = placed(sources, self.devices)
         destinations = sources if in_place else placed(destinations, self.devices)
         sources, weights = self._heard(sources, weights)
-        if not observe.watching:
-            self._all_reduce(sources, destinations, weights, scale, threads)
-            return
-        nbytes = sum(array.nbytes for array in sources[0])
-        how = {"tensors": len(sources[0]), "bytes": nbytes, "destinations": len(destinations)}
-        with observe.span("reduce", type(self).__name__, sources=len(sources), **how):
+        with self._told(sources, destinations):
             self._all_reduce(sources, destinations, weights, scale, threads)
 
     def close(self) -> None:  # noqa: B027, most hold nothing else
@@ -165,6 +166,16 @@ class Communicator(ABC):
         """The number of this process's first replica."""
         return 0
 
+    def _told(
+        self, sources: Sequence[Row], destinations: Sequence[Row]
+    ) -> AbstractContextManager[None]:
+        """Return a with statement's way to tell of a sum."""
+        if not observe.watching:
+            return observe.nothing
+        nbytes = sum(array.nbytes for array in sources[0])
+        how = {"tensors": len(sources[0]), "bytes": nbytes, "destinations": len(destinations)}
+        return observe.span("reduce", type(self).__name__, sources=len(sources), **how)
+
     def _check_replica(self, verb: str, replica: int) -> None:
         if not 0 <= replica < self.replicas:
             raise UsageError(f"{verb}: there is no replica {replica} of {self.replicas}")
@@ -176,16 +187,16 @@ class Communicator(ABC):
     def _reduce_to(
         self,
         root: int,
-        sources: Sequence[Sequence[Array]],
-        destinations: Sequence[Sequence[Array]],
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
         weights: Sequence[float] | None,
         scale: float,
         threads: int,
     ) -> None:
-        """Put the sum into the destinations, of which there are none where it is not wanted."""
+        """Put the sum into the destination, which there is none of where it is not wanted."""
         with Scratch() as scratch:
             wanted = destinations or [scratch.like(self.devices[0], sources[0])]
-            self.all_reduce(sources, wanted, weights, scale=scale, threads=threads)
+            self._all_reduce(sources, wanted, weights, scale, threads)
 
     def _sum_shares(
         self,

@@ -4,11 +4,11 @@
       replica 1   g1 ─► rank 1 ──┼──►  ncclAllReduce ──┼──►  destination 1
       replica 2   g2 ─► rank 2 ──┘                     └──►  destination 2
 
-Each replica is a rank. Where several share a GPU and NCCL is older than 2.30 they are one team
-(nccl_teams.py), which sums on its GPU first; and under `copy/nccl` all replicas of a process are.
-In what order NCCL sums is its own business: it may depend on size, links and version, so the bits
-are those of no class. All replicas get the same ones. float16 and bfloat16 travel, and are added
-up, as they are.
+Each replica is a rank. Where several share a GPU, and NCCL is older than 2.30 or the driver than
+CUDA 12.3, they are one team (nccl_teams.py), which sums on its GPU first; and under `copy/nccl` all
+replicas of a process are. In what order NCCL sums is its own business: it may depend on size, links
+and version, so the bits are those of no class. All replicas get the same ones. float16 and bfloat16
+travel, and are added up, as they are.
 
 Everything goes to the devices' communication streams, which follow whoever makes what is read; the
 calling thread goes on. Of several processes every verb begins with a meeting, as in tiered.py.
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from minidist import observe
 from minidist.comm import nccl_passing as passing
-from minidist.comm.base import Communicator, fit
+from minidist.comm.base import Communicator
 from minidist.comm.cutting import Plan
 from minidist.comm.nccl_library import AVERAGE, SUM, TYPES, load
 from minidist.comm.nccl_ranks import NcclRanks
@@ -30,12 +31,14 @@ from minidist.comm.nccl_teams import Team, Teams, by_gpu, one_each, placed_on
 from minidist.comm.orders import check
 from minidist.comm.packing import Packer
 from minidist.comm.peers import Peers
-from minidist.comm.row import Row, columns, placed
+from minidist.comm.row import Row, columns, kinds
 from minidist.comm.scratch import Scratch
-from minidist.comm.tiered import kinds
-from minidist.device import Array, Device
+from minidist.device import Device
 from minidist.errors import ShapeError, UsageError
 from minidist.traffic import Outline, Places, Traffic
+
+# Is given the destinations, what the ranks here send, and where to take memory from.
+Get = Callable[[Sequence[Row], Sequence[Row], Scratch], None]
 
 
 class Nccl(Communicator):
@@ -107,21 +110,27 @@ class Nccl(Communicator):
         scale: float,
         threads: int,
     ) -> None:
-        self._reduce("all_reduce", None, sources, destinations, weights, scale, threads)
+        own = self._begin("all_reduce", sources, weights, scale)
+        teams, call = self._teams, self._library.all_reduce
+
+        def all_get(wanted: Sequence[Row], sent: Sequence[Row], scratch: Scratch) -> None:
+            totals = teams.totals(wanted, sent, scratch)
+            self._call("all_reduce", call, sent, totals, scale, threads)
+            teams.hand_out(totals, wanted)
+
+        self._on_streams(lambda: self._by_dtype(sources, destinations, own, threads, all_get))
 
     def _reduce_to(
         self,
         root: int,
-        sources: Sequence[Sequence[Array]],
-        destinations: Sequence[Sequence[Array]],
+        sources: Sequence[Row],
+        destinations: Sequence[Row],
         weights: Sequence[float] | None,
         scale: float,
         threads: int,
     ) -> None:
-        fit("reduce", sources, destinations)
-        given, weights = self._heard(placed(sources, self.devices), weights)
-        wanted = placed(destinations, [self.devices[root - self.first]] if destinations else [])
-        self.reduce_to_rank(self._ranks.of[root], given, wanted, weights, scale, threads)
+        rank = self._ranks.of[root]
+        self.reduce_to_rank(rank, sources, destinations, weights, scale, threads)
 
     def reduce_to_rank(
         self,
@@ -133,41 +142,32 @@ class Nccl(Communicator):
         threads: int,
     ) -> None:
         """Put the sum into the destinations, of which only the process of a rank may have any."""
-        self._reduce("reduce", rank, sources, destinations, weights, scale, threads)
+        own = self._begin("reduce", sources, weights, scale)
+        teams, call = self._teams, partial(self._library.reduce, root=rank)
+        here = rank - self._ranks.first
 
-    def _reduce(
+        def one_gets(wanted: Sequence[Row], sent: Sequence[Row], scratch: Scratch) -> None:
+            totals = [Row([], []) for _ in sent]
+            if wanted:
+                totals[here] = placed_on(teams.speakers[here], sent[here], wanted, scratch)
+            self._call("reduce", call, sent, totals, scale, threads)
+            teams.hand_out([totals[here]] * len(totals) if wanted else [], wanted)
+
+        self._on_streams(lambda: self._by_dtype(sources, destinations, own, threads, one_gets))
+
+    def _by_dtype(
         self,
-        verb: str,
-        root: int | None,
         sources: Sequence[Row],
         destinations: Sequence[Row],
-        weights: Sequence[float] | None,
-        scale: float,
+        own: Sequence[float] | None,
         threads: int,
+        get: Get,
     ) -> None:
-        """Sum to the destinations here; on rank `root` alone, or where it is None on each rank."""
-        own = self._begin(verb, sources, weights, scale)
-        ranks, teams = self._ranks, self._teams
-
-        def work() -> None:
-            for members in _by_dtype(sources[0]):
-                parts = columns(sources, members), columns(destinations, members)
-                with self._packed(*parts) as (given, wanted), Scratch() as scratch:
-                    sent = teams.brought(given, own, scratch, threads)
-                    if root is None:
-                        totals = teams.totals(wanted, sent, scratch)
-                        self._call(verb, root, sent, totals, scale, threads)
-                        teams.hand_out(totals, wanted)
-                        continue
-                    totals = [Row([], []) for _ in sent]
-                    here = root - ranks.first
-                    if wanted:
-                        speaker = teams.speakers[here]
-                        totals[here] = placed_on(speaker, sent[here], wanted, scratch)
-                    self._call(verb, root, sent, totals, scale, threads)
-                    teams.hand_out([totals[here]] * len(totals) if wanted else [], wanted)
-
-        self._on_streams(work)
+        """Let the destinations get the sum, of one dtype after the other."""
+        for members in _dtypes(sources[0]):
+            parts = columns(sources, members), columns(destinations, members)
+            with self._packed(*parts) as (given, wanted), Scratch() as scratch:
+                get(wanted, self._teams.brought(given, own, scratch, threads), scratch)
 
     def _sum_shares(
         self,
@@ -186,9 +186,10 @@ class Nccl(Communicator):
             return
         sources, weights = self._heard(sources, weights)
         own = self._begin("reduce_scatter", sources, weights, scale)
+        call = self._library.reduce_scatter
 
         def work() -> None:
-            for members in _by_dtype(sources[0]):
+            for members in _dtypes(sources[0]):
                 given, wanted = columns(sources, members), columns(destinations, members)
                 with Scratch() as scratch:
                     sent = teams.brought(given, own, scratch, threads)
@@ -196,7 +197,7 @@ class Nccl(Communicator):
                         placed_on(speaker, row, [row], scratch)
                         for speaker, row in zip(teams.speakers, wanted, strict=True)
                     ]
-                    self._call("reduce_scatter", None, sent, into, scale, threads)
+                    self._call("reduce_scatter", call, sent, into, scale, threads, ranks.count)
                     for rank, row in enumerate(wanted):
                         teams.hand_out([into[rank]] * len(into), [row])
 
@@ -222,15 +223,19 @@ class Nccl(Communicator):
 
     def _call(
         self,
-        verb: str,
-        root: int | None,
+        what: str,
+        call: Callable[..., None],
         sent: Sequence[Row],
         into: Sequence[Row],
         scale: float,
         threads: int,
+        parts: int = 1,
     ) -> None:
-        """Let NCCL put the sum of what the ranks send, times the scale, into rows."""
-        dtype, n, library = sent[0][0].dtype, self._ranks.count, self._library
+        """Let a call of NCCL put the sum of what the ranks send, times the scale, into rows.
+
+        what: its name. parts: into how many the sum is shared out.
+        """
+        dtype, n = sent[0][0].dtype, self._ranks.count
         kind, how = TYPES[dtype.name], SUM
         if scale == 1 / n and n & (n - 1) == 0:  # which is exact before the sum too
             how, scale = AVERAGE, 1.0
@@ -238,19 +243,12 @@ class Nccl(Communicator):
         def give(rank: int, handle: Any, stream: int) -> None:
             for t, array in enumerate(sent[rank]):
                 to = into[rank][t].data.ptr if into[rank] else 0
-                if verb == "reduce_scatter":
-                    count = into[rank][t].size
-                    library.reduce_scatter(handle, array.data.ptr, to, count, kind, how, stream)
-                    continue
-                given = (handle, array.data.ptr, to, array.size, kind, how)
-                if root is None:
-                    library.all_reduce(*given, stream)
-                else:
-                    library.reduce(*given, root, stream)
+                count = array.size // parts
+                call(handle, array.data.ptr, to, count, kind, how, stream=stream)
 
         if observe.counting:
             passing.tell(self._teams.speakers, sent, "sums")
-        self._ranks.give(f"{verb} of {kinds(sent[0])}", sent, into, give)
+        self._ranks.give(f"{what} of {kinds(sent[0])}", sent, into, give)
         if scale != 1:
             for device, row in zip(self._teams.speakers, into, strict=True):
                 if row:
@@ -271,7 +269,7 @@ class Nccl(Communicator):
         self, tensors: Sequence[Outline], destinations: Sequence[Places]
     ) -> Traffic:
         traffic = Traffic()
-        for members in _by_dtype(tensors):
+        for members in _dtypes(tensors):
             row: Sequence[Outline] = [tensors[t] for t in members]
             wanted: Sequence[Places] = [[places[t] for t in members] for places in destinations]
             if self._packer is not None:
@@ -302,7 +300,7 @@ class Nccl(Communicator):
         return [row for rows in every for row in rows]
 
 
-def _by_dtype(tensors: Sequence[Any]) -> Iterator[list[int]]:
+def _dtypes(tensors: Sequence[Any]) -> Iterator[list[int]]:
     """Give for each dtype the numbers of the tensors of it that have any elements."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         members = [t for t, one in enumerate(tensors) if one.dtype == dtype and one.size]

@@ -33,6 +33,9 @@ TYPES = {
 SUM, AVERAGE = 0, 4  # operations
 READY, IN_PROGRESS = 0, 7  # results
 SEVERAL_SINCE = 2_30_00  # the version from which on ranks may share a GPU
+# CUDA's version from which on NCCL orders kernels by their launches. Before, by their ends: then
+# the kernel of one rank of a GPU would wait for another's end, which itself waits for the first.
+OVERLAP_SINCE = 12030
 SETTINGS = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # ranks may share a GPU
     "NCCL_LAUNCH_ORDER_IMPLICIT": "1",  # of several communicators that a program gives work to
@@ -41,16 +44,32 @@ SETTINGS = {
 
 
 class Library(ABC):
-    """One binding. version: NCCL's own, as 23203 for 2.32.3."""
+    """One binding, by its name. version: NCCL's own, as 23203 for 2.32.3."""
 
+    name: str
     version: int
     blocking: bool  # whether a call may wait for other ranks
 
     @property
+    def words(self) -> str:
+        """The version and the binding, as "2.32.3 through nccl4py"."""
+        rest, patch = divmod(self.version, 100)
+        major, minor = divmod(rest, 100)
+        return f"{major}.{minor}.{patch} through {self.name}"
+
+    @property
     def several(self) -> bool:
-        """Whether several ranks may share a GPU."""
+        """Whether several ranks may share a GPU: by this version, the settings and the driver."""
         allowed = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-        return self.version >= SEVERAL_SINCE and allowed
+        return self.version >= SEVERAL_SINCE and allowed and self._overlaps
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether kernels of several ranks can run on one GPU at the same time."""
+        import cupy
+
+        known: int = cupy.cuda.runtime.driverGetVersion()
+        return known >= OVERLAP_SINCE or os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1"
 
     @abstractmethod
     def new_id(self) -> bytes:
@@ -141,6 +160,7 @@ class Library(ABC):
 class Nccl4py(Library):
     """NVIDIA's binding. Its lower layer, as the upper one looks for PyTorch at each call."""
 
+    name = "nccl4py"
     blocking = False
 
     def __init__(self) -> None:
@@ -221,6 +241,7 @@ class Nccl4py(Library):
 class OfCupy(Library):
     """CuPy's binding, whose objects make the calls."""
 
+    name = "CuPy"
     blocking = True
 
     def __init__(self) -> None:
@@ -313,7 +334,7 @@ def load() -> Library:
         try:
             return binding()
         except (ImportError, RuntimeError) as cause:
-            causes.append(f"{binding.__name__}: {cause}")
+            causes.append(f"{binding.name}: {cause}")
     raise UsageError(
         f"nccl needs NCCL, which cannot be loaded ({'; '.join(causes)}); pip install "
         "'minidist[cuda12]', or 'minidist[cuda13]' for CUDA 13, or use auto"

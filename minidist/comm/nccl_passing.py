@@ -44,7 +44,7 @@ def broadcast(
         def give(rank: int, handle: Any, stream: int) -> None:
             for array in places[rank]:
                 at = _at(array)
-                ranks.library.broadcast(handle, at, at, array.size, BYTE, root, stream)
+                ranks.nccl.broadcast(handle, at, at, array.size, BYTE, root, stream)
 
         tell(teams.speakers, places, "values")
         ranks.give(f"broadcast of {len(places[0])} tensors", places, places, give)
@@ -80,9 +80,9 @@ def all_gather(ranks: NcclRanks, teams: Teams, every: Sequence[Sequence[Row]], m
         def give(rank: int, handle: Any, stream: int) -> None:
             for head in heads[:mine] + heads[mine + 1 :]:
                 for array in sent[rank]:
-                    ranks.library.send(handle, _at(array), array.size, BYTE, head, stream)
+                    ranks.nccl.send(handle, _at(array), array.size, BYTE, head, stream)
             for source, array in arriving if rank == 0 else ():
-                ranks.library.receive(handle, _at(array), array.size, BYTE, source, stream)
+                ranks.nccl.receive(handle, _at(array), array.size, BYTE, source, stream)
 
         into: list[list[Any]] = [[] for _ in teams.speakers]
         into[0] = [array for _, array in arriving]

@@ -63,7 +63,7 @@ class NcclRanks:
         self, library: Library, teams: Teams, peers: Peers, members: Sequence[int]
     ) -> None:
         self.devices: tuple[Any, ...] = teams.speakers
-        self.library = library
+        self.nccl = library
         self._peers = peers
         self._lock = threading.RLock()  # of who gives work
         self._handling = threading.Lock()  # of who uses the handles
@@ -94,9 +94,16 @@ class NcclRanks:
 
     def _meet(self, members: Sequence[int], teams: Teams) -> list[dict[str, Any]]:
         """Return what each member says, the first the name of the new communicator."""
-        peers, library = self._peers, self.library
+        peers, library = self._peers, self.nccl
         gpus = [device.uuid for device in self.devices]
-        own = {"name": "", "failure": "", "version": library.version, "gpus": gpus, "of": teams.of}
+        own = {
+            "name": "",
+            "failure": "",
+            "version": library.version,
+            "words": library.words,
+            "gpus": gpus,
+            "of": teams.of,
+        }
         if peers.me == members[0]:
             try:
                 own["name"] = library.new_id().hex()
@@ -109,7 +116,7 @@ class NcclRanks:
         versions = {each["version"] for each in every}
         if len(versions) > 1:
             said = ", ".join(
-                f"{peers.names[member]} has {each['version']}"
+                f"{peers.names[member]} has {each['words']}"
                 for member, each in zip(members, every, strict=True)
             )
             raise UsageError(f"nccl needs one version of NCCL in all processes, and {said}")
@@ -122,8 +129,8 @@ class NcclRanks:
             names = next(names for names in who.values() if len(names) > 1)
             raise UsageError(
                 f"nccl: {' and '.join(names)} share a GPU, which takes NCCL 2.30 or newer with "
-                f"NCCL_MULTI_RANK_GPU_ENABLE=1, and this is {library.version}; give each process "
-                "a GPU of its own, or use auto"
+                "NCCL_MULTI_RANK_GPU_ENABLE=1 and a driver for CUDA 12.3 or newer, and this is "
+                f"{library.words}; give each process a GPU of its own, or use auto"
             )
         return every
 
@@ -131,10 +138,10 @@ class NcclRanks:
         most_blocks = max(1, MOST_BLOCKS // self._most)
 
         def join() -> None:
-            with self.library.group():
+            with self.nccl.group():
                 for rank, device in enumerate(self.devices, self.first):
                     with device.gpu:
-                        joined = self.library.join(name, self.count, rank, most_blocks)
+                        joined = self.nccl.join(name, self.count, rank, most_blocks)
                     self._handles.append(joined)
 
         what = f"join the {self.count} ranks of an NCCL communicator"
@@ -180,7 +187,7 @@ class NcclRanks:
                         held.enter_context(
                             observe.piece(stream, f"nccl {what}", reads[rank], writes[rank])
                         )
-                    with self.library.group():
+                    with self.nccl.group():
                         for rank, handle in enumerate(self._handles):
                             call(rank, handle, streams[rank].raw.ptr)
                     self._settle(what)
@@ -209,12 +216,12 @@ class NcclRanks:
     def _states(self) -> bool:
         """Whether NCCL is ready; raises PeerError where something has gone wrong."""
         with self._handling:
-            results = [self.library.state(handle) for handle in self._handles]
+            results = [self.nccl.state(handle) for handle in self._handles]
         for rank, result in enumerate(results, self.first):
             if result not in (READY, IN_PROGRESS):
                 raise PeerError(
                     f"NCCL says of rank {rank} of {self.count}, on "
-                    f"{self.devices[rank - self.first].short}: {self.library.said(result)}"
+                    f"{self.devices[rank - self.first].short}: {self.nccl.said(result)}"
                 )
         return IN_PROGRESS not in results
 
@@ -250,7 +257,7 @@ class NcclRanks:
                 raise self._out_of_step() from self._broken
             return
         holding = self._lock.acquire(blocking=False)
-        if not holding and not self.library.blocking:
+        if not holding and not self.nccl.blocking:
             return  # who gives work now looks too; who is blocked in doing so cannot
         try:
             self._look(waited, timeout)
@@ -308,7 +315,7 @@ class NcclRanks:
             self._broken_at = time.monotonic()
             self._peers.fail(error)
         self._under.clear()
-        self._let_go(handles, self.library.abort, "abort")
+        self._let_go(handles, self.nccl.abort, "abort")
 
     def close(self) -> None:
         """Wait for what is under way, and leave. Closing twice is fine.
@@ -325,9 +332,9 @@ class NcclRanks:
                 for flight in list(self._under):
                     for event in flight.events:
                         event.wait(self._peers.patience()[1])
-                with self.library.group():
+                with self.nccl.group():
                     for handle in self._handles:
-                        self.library.finish(handle)
+                        self.nccl.finish(handle)
                 self._settle("leave an NCCL communicator")
             except Exception as failure:
                 if self._broken is None:
@@ -336,7 +343,7 @@ class NcclRanks:
             self._closed = True
             with self._handling:
                 handles, self._handles = self._handles, []
-        self._let_go(handles, self.library.free, "free")
+        self._let_go(handles, self.nccl.free, "free")
 
     def _let_go(self, handles: Sequence[Any], call: Callable[[Any], None], verb: str) -> None:
         """Make a call for all handles at the same time: each may wait for the others'."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
 
 from minidist import observe
 from minidist.device import Array, Device
@@ -48,6 +50,16 @@ def placed(rows: Sequence[Sequence[Array]], devices: Sequence[Device]) -> Sequen
 def columns(rows: Sequence[Row], members: Sequence[int]) -> list[Row]:
     """Return only some of each row's arrays."""
     return [row.part(members) for row in rows]
+
+
+def kinds(row: Row) -> str:
+    """Say what is in a row, for a meeting."""
+    return ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in row])
+
+
+@lru_cache
+def _name(dtype: Any) -> str:
+    return str(dtype)
 
 
 def tell(by: Sequence[Device], destinations: Sequence[Row], sources: Sequence[Row]) -> None:

@@ -21,7 +21,6 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -41,7 +40,7 @@ from minidist.comm.machines import Machines
 from minidist.comm.orders import check
 from minidist.comm.passing import all_gather, broadcast
 from minidist.comm.peers import Ranks
-from minidist.comm.row import Row, columns, tell
+from minidist.comm.row import Row, columns, kinds, tell
 from minidist.device import Device, cpu_foreign, host
 from minidist.dtypes import as_dtype
 from minidist.errors import UsageError
@@ -267,13 +266,3 @@ def _at_host(
             yield sources, destinations
         else:
             yield [Row.on(host(), row) for row in given], [Row.on(host(), row) for row in wanted]
-
-
-def kinds(row: Row) -> str:
-    """Say what is in a row, for a meeting."""
-    return ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in row])
-
-
-@lru_cache
-def _name(dtype: Any) -> str:
-    return str(dtype)

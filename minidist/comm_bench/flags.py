@@ -88,8 +88,8 @@ class Where:
     device: str = flag(
         "cpu",
         DEVICE,
-        "the kind of device; the processes of a machine take GPUs one after the other, and cuda:0 "
-        "lets all replicas share GPU 0",
+        "the kind of device; processes that see the same GPUs of a machine take them one after the "
+        "other, and cuda:0 lets all replicas share GPU 0",
     )
 
 

@@ -7,9 +7,11 @@ import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from minidist.bench.gpus import own_gpus
 from minidist.bench.report import write
 from minidist.cluster import Cluster
 from minidist.cluster.site import Site
+from minidist.comm.peers import Peers
 from minidist.comm_bench import table
 from minidist.comm_bench.buffers import Buffers
 from minidist.comm_bench.flags import Flags
@@ -30,10 +32,15 @@ def run(flags: Flags, cluster: Cluster) -> int:
     """
     count = flags.num_devices or (1 if cluster.size > 1 else 2)
     patience = (min(REPORT_AFTER, flags.timeout), flags.timeout)
-    here = devices(_devices(flags, count, cluster))
+    peers = cluster.peers(lambda: patience)
+    try:
+        peers.meet(f"run {flags}")
+        here = devices(_devices(flags, count, peers))
+    except BaseException as failure:
+        peers.fail(failure)
+        raise
     site = Site.of(here, cluster, in_step=True, patience=lambda: patience)
     try:
-        site.peers.meet(f"run {flags}")
         results = _run(flags, cluster, site, patience)
     except BaseException as failure:
         site.fail(failure)
@@ -88,15 +95,11 @@ def _processes(site: Site) -> list[dict[str, Any]]:
     ]
 
 
-def _devices(flags: Flags, count: int, cluster: Cluster) -> str:
+def _devices(flags: Flags, count: int, peers: Peers) -> str:
     """Return this process's devices, as `md.devices` reads them."""
     if flags.device != "cuda":
         return f"{flags.device}*{count}"
-    first = 0
-    if cluster.engine is not None:
-        hosts = [cluster.engine.hosts[rank] for rank in cluster.workers]
-        first = hosts[: cluster.task].count(hosts[cluster.task]) * count
-    return "cuda:" + ",".join(str(first + k) for k in range(count))
+    return own_gpus(peers, count)
 
 
 def _nothing(*words: object, **how: object) -> None:

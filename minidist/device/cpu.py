@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist import observe
+from minidist import observe, threads
 from minidist.device.base import Array, Device, Event, Stream, hang, home
 from minidist.device.cpu_ops import CpuOps
 from minidist.dtypes import as_dtype
-from minidist.kernels.memory import Heap
+from minidist.kernels.heap import Heap
 from minidist.kernels.rendezvous import Fence
 from minidist.patience import DEADLINE, TICK, stack
 
@@ -191,7 +191,7 @@ class _ThreadStream(Stream):
         self.thread = threading.Thread(
             target=self._loop, name=f"minidist {device.short} {role} stream", daemon=True
         )
-        self.thread.start()
+        threads.start(self.thread)
 
     def submit(self, work: Callable[[], object], *, brief: bool = False) -> None:
         with self._lock:

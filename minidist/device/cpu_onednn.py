@@ -15,10 +15,9 @@ import platform
 from importlib import import_module, metadata
 from typing import Any
 
-import numpy as np
-
 PACKAGE = "onednn-cpu-gomp"
 LIBRARY = "libdnnl.so.3"
+HEADERS_PACKAGE, HEADER = "onednn-devel-cpu-gomp", "dnnl.hpp"
 
 _found: tuple[Any, str] | None = None  # the module, or None and why not
 
@@ -38,14 +37,13 @@ def why_not() -> str:
     return _look()[1]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of all that may compute here."""
-    module = find()
-    return {
-        "minidist": metadata.version("minidist"),
-        "numpy": np.__version__,
-        "onednn": module.version() if module is not None else "none",
-    }
+def files(package: str, name: str) -> list[str]:
+    """Return where an installed package has files of a name; raises ImportError without it."""
+    try:
+        found = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        raise ImportError(f"{package} is not installed; pip install {package}") from None
+    return [os.path.realpath(str(file.locate())) for file in found if file.name == name]
 
 
 def _look() -> tuple[Any, str]:
@@ -61,15 +59,11 @@ def _look() -> tuple[Any, str]:
 def _load() -> Any:
     if not has_package():
         raise ImportError("oneDNN comes as a package for Linux on x86-64 only")
-    try:
-        files = metadata.files(PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        raise ImportError(f"{PACKAGE} is not installed; pip install {PACKAGE}") from None
-    paths = [str(file.locate()) for file in files if file.name == LIBRARY]
+    paths = files(PACKAGE, LIBRARY)
     if not paths:
         raise ImportError(f"{PACKAGE} has no {LIBRARY}; pip install --force-reinstall {PACKAGE}")
     try:
-        ctypes.CDLL(os.path.realpath(paths[0]))
+        ctypes.CDLL(paths[0])
     except OSError as cause:
         cure = f"pip install --force-reinstall {PACKAGE}"
         raise ImportError(f"oneDNN's library does not load ({cause}); {cure}") from None
@@ -77,7 +71,7 @@ def _load() -> Any:
         module = import_module("minidist.kernels.onednn")
     except ModuleNotFoundError:
         raise ImportError(
-            "minidist was built without onednn-devel-cpu-gomp, so it has no part that uses oneDNN; "
+            f"minidist was built without {HEADERS_PACKAGE}, so it has no part that uses oneDNN; "
             "build it again"
         ) from None
     if not module.has_avx2():

@@ -6,8 +6,8 @@ Everything here runs on the thread that asks and releases the GIL in what takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, prod
-from typing import Any, ClassVar
+from math import prod
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -15,10 +15,21 @@ from minidist.device import cpu_linear
 from minidist.device.base import Array
 from minidist.device.cpu_foreign import brought
 from minidist.device.cpu_narrow import compute, in_float32, rounded, rounding, widened
-from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
+from minidist.device.ops import (
+    AdamUpdate,
+    Axis,
+    MomentumUpdate,
+    Ops,
+    RMSPropUpdate,
+    Shape,
+    Tensors,
+    Update,
+    Window,
+    Words,
+)
 from minidist.dtypes import as_array, as_dtype, is_narrow
 from minidist.kernels import channel, layer, reduce, update
-from minidist.threads import each
+from minidist.threads import per_replica
 
 _RELATIONS = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal}
 
@@ -29,7 +40,7 @@ class CpuOps(Ops):
     Verbs that only move elements take any dtype; see `cpu_narrow.py` for those that compute.
     """
 
-    sums_in_updates: ClassVar[bool] = True
+    can_sum_in_updates: ClassVar[bool] = True
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -51,7 +62,9 @@ class CpuOps(Ops):
         return np.array(a, order="C")
 
     def share_memory(self, a: Array, b: Array) -> bool:
-        return a is b or np.may_share_memory(a, b)
+        if a is b or (a.flags.owndata and b.flags.owndata):  # most arrays; NumPy asks for longer
+            return a is b
+        return np.may_share_memory(a, b)
 
     def cast(self, a: Array, dtype: Any) -> Array:
         dtype = as_dtype(dtype)
@@ -128,19 +141,19 @@ class CpuOps(Ops):
     @in_float32
     def relu(self, x: Array) -> Array:
         y = np.empty_like(x)
-        layer.relu(x, y, threads=each())
+        layer.relu(x, y, threads=per_replica())
         return y
 
     @in_float32
     def relu_backward(self, dy: Array, y: Array) -> Array:
         dx = np.empty_like(y)
-        layer.relu_backward(dy, y, dx, threads=each())
+        layer.relu_backward(dy, y, dx, threads=per_replica())
         return dx
 
     @in_float32
     def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
         y = np.empty_like(x)
-        layer.dropout(x, y, rate, key, counter, threads=each())
+        layer.dropout(x, y, rate, key, counter, threads=per_replica())
         return y
 
     # -- shapes --------------------------------------------------------------------------------
@@ -230,24 +243,22 @@ class CpuOps(Ops):
         bias: Array | None = None,
         relu: bool = False,
     ) -> Array:
-        if bias is None and not relu:
-            return cpu_linear.conv2d(x, w, window)
-        return self._finished_conv2d(x, w, window, bias, relu)
+        if not relu:
+            return cpu_linear.conv2d(x, w, window, bias)
+        return self._conv2d_relu(x, w, window, bias)
 
     @in_float32
-    def _finished_conv2d(
-        self, x: Array, w: Array, window: Window, bias: Array | None, relu: bool
-    ) -> Array:
-        return _finished(cpu_linear.conv2d(x, w, window), bias, relu)
+    def _conv2d_relu(self, x: Array, w: Array, window: Window, bias: Array | None) -> Array:
+        return _finished(cpu_linear.conv2d(x, w, window), bias, relu=True)
 
     @in_float32
     def bias_backward(self, dy: Array, y: Array | None = None) -> tuple[Array, Array]:
         dbias = np.empty(dy.shape[-1:], dy.dtype)
         if y is None:
-            channel.bias_backward(dy, dbias, threads=each())
+            channel.bias_backward(dy, dbias, threads=per_replica())
             return dy, dbias
         dz = np.empty_like(dy)
-        channel.bias_backward(dy, dbias, y, dz, threads=each())
+        channel.bias_backward(dy, dbias, y, dz, threads=per_replica())
         return dz, dbias
 
     def conv2d_backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array:
@@ -262,31 +273,31 @@ class CpuOps(Ops):
     def max_pool(self, x: Array, window: Window) -> tuple[Array, Array]:
         y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
         winners = np.empty(y.shape, np.int32)
-        layer.max_pool(x, y, winners, *window.position, threads=each())
+        layer.max_pool(x, y, winners, *window.position, threads=per_replica())
         return y, winners
 
     @in_float32
     def max_pool_backward(self, dy: Array, saved: Array, x_shape: Shape, window: Window) -> Array:
         dx = np.empty(x_shape, dy.dtype)
-        layer.max_pool_backward(dy, saved, dx, *window.position, threads=each())
+        layer.max_pool_backward(dy, saved, dx, *window.position, threads=per_replica())
         return dx
 
     @in_float32
     def average_pool(self, x: Array, window: Window) -> Array:
         y = np.empty((x.shape[0], *window.output, x.shape[3]), x.dtype)
-        layer.average_pool(x, y, *window.position, threads=each())
+        layer.average_pool(x, y, *window.position, threads=per_replica())
         return y
 
     @in_float32
     def average_pool_backward(self, dy: Array, x_shape: Shape, window: Window) -> Array:
         dx = np.empty(x_shape, dy.dtype)
-        layer.average_pool_backward(dy, dx, *window.position, threads=each())
+        layer.average_pool_backward(dy, dx, *window.position, threads=per_replica())
         return dx
 
     @rounding()
     def moments(self, x: Array) -> tuple[Array, Array]:
         mean, variance = np.empty((2, x.shape[-1]), x.dtype)
-        channel.moments(x, mean, variance, threads=each())
+        channel.moments(x, mean, variance, threads=per_replica())
         return mean, variance
 
     @in_float32
@@ -303,7 +314,7 @@ class CpuOps(Ops):
     ) -> Array:
         y = np.empty_like(x)
         channel.normalize(
-            x, mean, variance, scale, offset, epsilon, y, add, relu=relu, threads=each()
+            x, mean, variance, scale, offset, epsilon, y, add, relu=relu, threads=per_replica()
         )
         return y
 
@@ -324,7 +335,7 @@ class CpuOps(Ops):
         dz = dy if y is None else np.empty_like(x) if add else dx
         dscale, doffset = np.empty((2, x.shape[-1]), x.dtype)
         given = (dy, x, mean, variance, scale, epsilon, moments)
-        channel.normalize_backward(*given, dx, dscale, doffset, y, dz, threads=each())
+        channel.normalize_backward(*given, dx, dscale, doffset, y, dz, threads=per_replica())
         return dx, dscale, doffset, dz if add else None
 
     # -- losses --------------------------------------------------------------------------------
@@ -346,66 +357,22 @@ class CpuOps(Ops):
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
         losses = np.empty(len(logits), logits.dtype)
         dlogits = np.empty_like(logits)
-        layer.softmax_cross_entropy(logits, labels, losses, dlogits, threads=each())
+        layer.softmax_cross_entropy(logits, labels, losses, dlogits, threads=per_replica())
         return losses, dlogits
 
     # -- variables -----------------------------------------------------------------------------
 
-    def sgd(
-        self,
-        weights: Tensors,
-        gradients: Tensors,
-        *,
-        lr: float,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        others: Sequence[Tensors] = (),
-        counts: Sequence[float] | None = None,
-        threads: int,
-    ) -> None:
-        update.sgd(
-            weights,
-            gradients,
-            lr=lr,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-            others=others,
-            counts=counts,
-            threads=threads,
-        )
+    def sgd(self, weights: Tensors, gradients: Tensors, **how: Unpack[Update]) -> None:
+        update.sgd(weights, gradients, **how)
 
     def momentum(
         self,
         weights: Tensors,
         gradients: Tensors,
         momenta: Tensors,
-        *,
-        lr: float,
-        momentum: float,
-        nesterov: bool,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        others: Sequence[Tensors] = (),
-        counts: Sequence[float] | None = None,
-        threads: int,
+        **how: Unpack[MomentumUpdate],
     ) -> None:
-        update.momentum(
-            weights,
-            gradients,
-            momenta,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-            others=others,
-            counts=counts,
-            threads=threads,
-        )
+        update.momentum(weights, gradients, momenta, **how)
 
     def rmsprop(
         self,
@@ -413,34 +380,9 @@ class CpuOps(Ops):
         gradients: Tensors,
         squares: Tensors,
         momenta: Tensors,
-        *,
-        lr: float,
-        decay: float,
-        momentum: float,
-        epsilon: float,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        others: Sequence[Tensors] = (),
-        counts: Sequence[float] | None = None,
-        threads: int,
+        **how: Unpack[RMSPropUpdate],
     ) -> None:
-        update.rmsprop(
-            weights,
-            gradients,
-            squares,
-            momenta,
-            lr=lr,
-            decay=decay,
-            momentum=momentum,
-            epsilon=epsilon,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-            others=others,
-            counts=counts,
-            threads=threads,
-        )
+        update.rmsprop(weights, gradients, squares, momenta, **how)
 
     def adam(
         self,
@@ -448,36 +390,9 @@ class CpuOps(Ops):
         gradients: Tensors,
         firsts: Tensors,
         seconds: Tensors,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        others: Sequence[Tensors] = (),
-        counts: Sequence[float] | None = None,
-        threads: int,
+        **how: Unpack[AdamUpdate],
     ) -> None:
-        update.adam(
-            weights,
-            gradients,
-            firsts,
-            seconds,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            step=step,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-            others=others,
-            counts=counts,
-            threads=threads,
-        )
+        update.adam(weights, gradients, firsts, seconds, **how)
 
     def sum(
         self,
@@ -504,7 +419,7 @@ def _finished(y: Array, bias: Array | None, relu: bool) -> Array:
     oneDNN could do it while it writes y, but its ReLU makes a 0 of a NaN, which nobody would find.
     """
     if bias is not None:
-        channel.bias(y, bias, y, relu=relu, threads=each())
+        channel.bias(y, bias, y, relu=relu, threads=per_replica())
     elif relu:
-        layer.relu(y, y, threads=each())
+        layer.relu(y, y, threads=per_replica())
     return y

@@ -21,21 +21,47 @@ from minidist.device import cpu_onednn
 from minidist.device.base import Array
 from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
 from minidist.device.ops import Shape, Window
-from minidist.kernels import convolution
+from minidist.dtypes import is_narrow
+from minidist.kernels import channel, convolution
 
-Run = Callable[[Array, Array, Array], object]  # the third array is written
-PLAIN = "gemm"
+Way = Callable[..., object]  # of arrays, of which the last is written
+GEMM = "gemm"
 _BY_COLUMNS = {
     "forward": convolve,
     "backward_input": convolve_input,
     "backward_filter": convolve_filter,
 }
+WIDENED = "float32"  # narrow arrays are widened, and the result is rounded
+# Who can do what in float32, on one machine or another.
+_ABLE = {
+    "conv2d forward": (GEMM, "onednn", "onednn-any"),
+    "conv2d backward_input": (GEMM, "onednn", "onednn-any"),
+    "conv2d backward_filter": (GEMM, "direct", "onednn", "onednn-any"),
+    "matmul": (GEMM, "onednn", "onednn-sgemm"),
+}
+
+
+def able(work: str) -> tuple[str, ...]:
+    """Return who can do the work of a name, on one machine or another; () for other names."""
+    kind, _, dtype = work.partition(",")[0].rpartition(" ")
+    names = _ABLE.get(kind, ())
+    if dtype == "float32" or not names:
+        return names
+    if dtype == "bfloat16" and kind != "matmul":
+        return WIDENED, "onednn", "onednn-any"
+    return (WIDENED,) if dtype in ("float16", "bfloat16") else (GEMM,)
+
+
+def may_do(name: object, work: str) -> bool:
+    """Whether `name` names who can do a work; of a work that there is not, any name does."""
+    return isinstance(name, str) and name in (able(work) or (name,))
 
 
 class Convolution(NamedTuple):
     """One direction of a convolution: x [n, h, w, c], filter [kh, kw, c, k].
 
-    `forward` takes (x, w, y), `backward_input` (dy, w, dx), `backward_filter` (x, dy, dw).
+    `forward` takes (x, w, y), or (x, w, bias, y), `backward_input` (dy, w, dx) and
+    `backward_filter` (x, dy, dw).
     """
 
     direction: str
@@ -44,10 +70,11 @@ class Convolution(NamedTuple):
     window: Window
     dtype: np.dtype[Any]
     threads: int
+    bias: bool = False
 
     @property
     def name(self) -> str:
-        """All that matters but the number of images."""
+        """All that matters for who is the fastest, but the number of images."""
         window, (kh, kw, _, k) = self.window, self.w
         return (
             f"conv2d {self.direction} {self.dtype}, image {_by(self.x[1:])}, "
@@ -56,13 +83,17 @@ class Convolution(NamedTuple):
         )
 
     @property
-    def arrays(self) -> tuple[Shape, Shape, Shape]:
+    def y(self) -> Shape:
+        return self.x[0], *self.window.output, self.w[3]
+
+    @property
+    def arrays(self) -> tuple[Shape, ...]:
         """The shapes of the arrays, in the order in which they are taken."""
-        y = (self.x[0], *self.window.output, self.w[3])
-        orders = {
-            "forward": (self.x, self.w, y),
-            "backward_input": (y, self.w, self.x),
-            "backward_filter": (self.x, y, self.w),
+        bias = ((self.w[3],),) if self.bias else ()
+        orders: dict[str, tuple[Shape, ...]] = {
+            "forward": (self.x, self.w, *bias, self.y),
+            "backward_input": (self.y, self.w, self.x),
+            "backward_filter": (self.x, self.y, self.w),
         }
         return orders[self.direction]
 
@@ -71,10 +102,11 @@ class Convolution(NamedTuple):
         """Floating-point ones: two for each product that is added to a sum."""
         return 2 * self.x[0] * prod(self.window.output) * prod(self.w)
 
-    def ways(self) -> Iterator[tuple[str, Run]]:
-        narrow = self.dtype.itemsize == 2
+    def ways(self) -> Iterator[tuple[str, Way]]:
+        narrow = is_narrow(self.dtype)
         if not narrow:
-            yield PLAIN, partial(_BY_COLUMNS[self.direction], self.window)
+            columns = partial(_BY_COLUMNS[self.direction], self.window)
+            yield GEMM, self._convolve_and_add if self.bias else columns
         if (
             self.direction == "backward_filter"
             and self.dtype == np.float32
@@ -85,21 +117,26 @@ class Convolution(NamedTuple):
         onednn = cpu_onednn.find()
         if onednn is None or self.dtype.name not in ("float32", "bfloat16"):
             return
-        onednn.set_threads(self.threads)
         for name, own_layout in (("onednn", False), ("onednn-any", True)):
             shapes = onednn.Convolution(
                 x=self.x,
                 w=self.w,
-                y=(self.x[0], *self.window.output, self.w[3]),
+                y=self.y,
                 strides=self.window.strides,
                 before=self.window.before,
                 after=self.window.after,
                 own_layout=own_layout,
                 narrow=narrow,
+                has_bias=self.bias,
+                threads=self.threads,
             )
             primitive = getattr(shapes, self.direction)()
             if primitive is not None:
                 yield name, primitive.run
+
+    def _convolve_and_add(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+        convolve(self.window, x, w, y)
+        channel.bias(y, bias, y, threads=self.threads)
 
     def _direct(self, x: Array, dy: Array, dw: Array) -> None:
         convolution.filter_gradient(x, dy, dw, *self.window.strides, *self.window.before)
@@ -119,7 +156,9 @@ class Product(NamedTuple):
     def name(self) -> str:
         """All that matters but the number of examples: it is how many rows `a` has as given."""
         a = f"({self.a[1]}xn)" if self.transpose_a else f"(nx{self.a[1]})"
-        b = f"(nx{self.b[1]})" if self.transpose_a else f"({_by(self.b)})"
+        b = f"({_by(self.b)})"
+        if self.transpose_a:
+            b = f"({self.b[0]}xn)" if self.transpose_b else f"(nx{self.b[1]})"
         turned = " transposed" if self.transpose_b else ""
         return f"matmul {self.dtype}, {a} by {b}{turned}, threads {self.threads}"
 
@@ -131,9 +170,9 @@ class Product(NamedTuple):
     def operations(self) -> int:
         return 2 * prod(self.a) * self.b[not self.transpose_b]
 
-    def ways(self) -> Iterator[tuple[str, Run]]:
-        if self.dtype.itemsize > 2:
-            yield PLAIN, self._blas
+    def ways(self) -> Iterator[tuple[str, Way]]:
+        if not is_narrow(self.dtype):
+            yield GEMM, self._blas
         onednn = cpu_onednn.find()
         if onednn is None or self.dtype != np.float32:
             return
@@ -143,12 +182,12 @@ class Product(NamedTuple):
             "m": self.b[not self.transpose_b],
             "transpose_a": self.transpose_a,
             "transpose_b": self.transpose_b,
+            "threads": self.threads,
         }
-        onednn.set_threads(self.threads)
         primitive = onednn.matmul(**lengths)
         if primitive is not None:
             yield "onednn", primitive.run
-        yield "onednn-sgemm", partial(onednn.sgemm, **lengths, threads=self.threads)
+        yield "onednn-sgemm", partial(onednn.sgemm, **lengths)
 
     def _blas(self, a: Array, b: Array, c: Array) -> None:
         np.matmul(a.T if self.transpose_a else a, b.T if self.transpose_b else b, out=c)

@@ -51,18 +51,22 @@ class CudaDevice(Device):
         check(index)
         self.events: deque[Any] = deque()  # CUDA events that nobody uses
         self.timers: deque[Any] = deque()  # those that know when they happened
-        self.memory = Memory(self)
         self.pinned = Pinned()
         self.gpu = cupy.cuda.Device(index)
         self._pid = os.getpid()
         super().__init__(index, short, **place)
+        self.memory = Memory(self)
         self.name = self.name.rpartition(":")[0] + ":" + short.partition(":")[2]
         self.ops = CudaOps(self)
 
     @property
     def uuid(self) -> str:
         """What the GPU is called in all processes of its machine; its shares have the same."""
-        return bytes(cupy.cuda.runtime.getDeviceProperties(self.index)["uuid"]).hex()
+        runtime = cupy.cuda.runtime
+        # CuPy's uuid may end at the first byte that is zero, and so be another GPU's too; but parts
+        # of one GPU (MIG) have the same place on the bus.
+        uuid = bytes(runtime.getDeviceProperties(self.index)["uuid"])[:16].hex()
+        return f"{runtime.deviceGetPCIBusId(self.index)} {uuid}"
 
     # --- streams
 

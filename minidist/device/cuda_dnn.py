@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import cupy
 import numpy as np
 
-from minidist.device import cpu_linear
+from minidist.device import kernel_choice
 from minidist.device.base import Array
 from minidist.device.ops import Shape, Window
 from minidist.dtypes import is_narrow
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("minidist")
 PLANS = 1024  # of a stream, those of the latest calls
+ALIGNED = 16  # bytes; where a graph expects its tensors, unless it is told of less
 
 
 @cache
@@ -59,13 +60,43 @@ def convolutions(stream: CudaStream) -> Convolutions | None:
 
     Or where MINIDIST_KERNELS=gemm wants everything to be products of matrices.
     """
-    if cpu_linear.kernels() == "gemm":
+    if kernel_choice.name() == "gemm":
         return None
     try:
         return Convolutions(cudnn(), stream)
     except ImportError as failure:
         log.info("convolutions go through columns and cuBLAS, which takes longer: %s", failure)
         return None
+
+
+class Convolution(NamedTuple):
+    """One direction of a convolution: x [n, h, w, c], filter [kh, kw, c, k] -> y [n, oh, ow, k].
+
+    `forward` takes x, the filter and, where there is one, a bias [k]; `backward_input` dy and the
+    filter; `backward_filter` x and dy.
+    """
+
+    direction: str
+    x: Shape
+    w: Shape
+    window: Window
+    dtype: np.dtype[Any]
+    bias: np.dtype[Any] | None = None  # its type
+    relu: bool = False
+
+    @property
+    def y(self) -> Shape:
+        return self.x[0], *self.window.output, self.w[3]
+
+    @property
+    def filter(self) -> Shape:
+        """The filter's shape as cuDNN has it."""
+        return self.w[3], *self.w[:3]
+
+    @property
+    def result(self) -> Shape:
+        results = {"forward": self.y, "backward_input": self.x, "backward_filter": self.filter}
+        return results[self.direction]
 
 
 class Plan(NamedTuple):
@@ -88,7 +119,7 @@ class Convolutions:
         }
         self._handle = dnn.create_handle()  # of the current GPU
         dnn.set_stream(handle=self._handle, stream=stream.raw.ptr)
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: dict[tuple[Convolution, bool], Plan | None] = {}
 
     def end(self) -> None:
         self._dnn.destroy_handle(self._handle)
@@ -99,136 +130,120 @@ class Convolutions:
         self, x: Array, w: Array, window: Window, bias: Array | None, relu: bool
     ) -> Array | None:
         """[n, h, w, c] and [kh, kw, c, k] -> [n, oh, ow, k], with a bias [k] and ReLU if wanted."""
-        kind = "forward", x.shape, w.shape, window, None if bias is None else bias.dtype.name, relu
-        plan = self._plan(
-            x.dtype, kind, lambda graph: self._forward(graph, x, w, window, bias, relu), relu
-        )
-        if plan is None and window.before != window.after:
-            return self.forward(_padded(x, window), w, _inside(window), bias, relu)
-        if plan is None:
-            return None
-        y = cupy.ndarray((len(x), *window.output, w.shape[3]), x.dtype)
-        self._run(plan, x, _turned(w, (3, 0, 1, 2)), *(() if bias is None else (bias,)), y)
-        return y
+        work = Convolution("forward", x.shape, w.shape, window, x.dtype, relu=relu)
+        if bias is None:
+            return self._do(work, x, w)
+        return self._do(work._replace(bias=bias.dtype), x, w, bias)
 
     def backward_input(self, dy: Array, w: Array, x_shape: Shape, window: Window) -> Array | None:
         """Gradient of the image."""
-        kind = "input", x_shape, w.shape, window
-        plan = self._plan(dy.dtype, kind, lambda graph: self._input(graph, dy, w, x_shape, window))
-        if plan is None and window.before != window.after:
-            whole = self.backward_input(dy, w, _padded_shape(x_shape, window), _inside(window))
-            return None if whole is None else _in_one_piece(whole[_image(x_shape, window)])
-        if plan is None:
-            return None
-        dx = cupy.ndarray(x_shape, dy.dtype)
-        self._run(plan, dy, _turned(w, (3, 0, 1, 2)), dx)
-        return dx
+        return self._do(Convolution("backward_input", x_shape, w.shape, window, dy.dtype), dy, w)
 
     def backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array | None:
         """Gradient of the filter."""
-        kind = "filter", x.shape, w_shape, window
-        plan = self._plan(x.dtype, kind, lambda graph: self._filter(graph, x, dy, w_shape, window))
-        if plan is None and window.before != window.after:
-            return self.backward_filter(_padded(x, window), dy, w_shape, _inside(window))
+        return self._do(Convolution("backward_filter", x.shape, w_shape, window, x.dtype), x, dy)
+
+    def _do(self, work: Convolution, first: Array, second: Array, *bias: Array) -> Array | None:
+        plan = self._plan(work)
         if plan is None:
-            return None
-        dw = cupy.ndarray((w_shape[3], *w_shape[:3]), x.dtype)
-        self._run(plan, x, dy, dw)
-        return _turned(dw, (1, 2, 3, 0))
-
-    def _run(self, plan: Plan, *arrays: Array) -> None:
-        places = {t: int(a.data.ptr) for t, a in zip(plan.tensors, arrays, strict=True)}
+            uneven = work.window.before != work.window.after
+            return self._do_padded(work, first, second, *bias) if uneven else None
+        if work.direction != "backward_filter":
+            second = _turned(second, (3, 0, 1, 2))
+        result = cupy.ndarray(work.result, work.dtype)
+        inputs = [_aligned(array) for array in (first, second, *bias)]  # alive until it is given
+        arrays = zip(plan.tensors, (*inputs, result), strict=True)
         workspace = cupy.ndarray((plan.workspace,), np.uint8)  # free for what is given next
-        plan.graph.execute(places, int(workspace.data.ptr), self._handle)
+        plan.graph.execute(
+            {tensor: int(array.data.ptr) for tensor, array in arrays},
+            int(workspace.data.ptr),
+            self._handle,
+        )
+        return _turned(result, (1, 2, 3, 0)) if work.direction == "backward_filter" else result
 
-    # --- their graphs
+    def _do_padded(self, work: Convolution, first: Array, *rest: Array) -> Array | None:
+        """Do the same with the padding written out: few plans take one that differs by side."""
+        window = work.window
+        whole = work._replace(
+            x=_padded_shape(work.x, window), window=window._replace(before=(0, 0), after=(0, 0))
+        )
+        if work.direction != "backward_input":
+            return self._do(whole, _padded(first, window), *rest)
+        dx = self._do(whole, first, *rest)
+        return None if dx is None else _in_one_piece(dx[_image(work.x, window)])
 
-    def _forward(
-        self, graph: Any, x: Array, w: Array, window: Window, bias: Array | None, relu: bool
-    ) -> list[Any]:
-        inputs = [self._images(graph, x.shape, x.dtype), self._filters(graph, w.shape, w.dtype)]
-        y = graph.conv_fprop(image=inputs[0], weight=inputs[1], **_where(window))
-        if bias is not None:
-            inputs.append(self._images(graph, (1, 1, 1, len(bias)), bias.dtype))
+    # --- their graphs: inputs in the order of the arrays, then the output
+
+    def _forward(self, graph: Any, work: Convolution) -> list[Any]:
+        inputs = [self._tensor(graph, shape, work.dtype) for shape in (work.x, work.filter)]
+        y = graph.conv_fprop(image=inputs[0], weight=inputs[1], **_where(work.window))
+        if work.bias is not None:
+            inputs.append(self._tensor(graph, (1, 1, 1, work.w[3]), work.bias))
             y = graph.bias(input=y, bias=inputs[2])
-        if relu:
+        if work.relu:
             y = graph.relu(input=y)
-        return [*inputs, self._out(y, (len(x), *window.output, w.shape[3]), x.dtype)]
+        return [*inputs, y]
 
-    def _input(self, graph: Any, dy: Array, w: Array, x_shape: Shape, window: Window) -> list[Any]:
-        inputs = [self._images(graph, dy.shape, dy.dtype), self._filters(graph, w.shape, w.dtype)]
-        dx = graph.conv_dgrad(loss=inputs[0], filter=inputs[1], **_where(window))
-        return [*inputs, self._out(dx, x_shape, dy.dtype)]
+    def _backward_input(self, graph: Any, work: Convolution) -> list[Any]:
+        dy, w = (self._tensor(graph, shape, work.dtype) for shape in (work.y, work.filter))
+        return [dy, w, graph.conv_dgrad(loss=dy, filter=w, **_where(work.window))]
 
-    def _filter(self, graph: Any, x: Array, dy: Array, w_shape: Shape, window: Window) -> list[Any]:
-        inputs = [self._images(graph, x.shape, x.dtype), self._images(graph, dy.shape, x.dtype)]
-        dw = graph.conv_wgrad(image=inputs[0], loss=inputs[1], **_where(window))
-        return [*inputs, self._out(dw, (w_shape[3], *w_shape[:3]), x.dtype)]
+    def _backward_filter(self, graph: Any, work: Convolution) -> list[Any]:
+        x, dy = (self._tensor(graph, shape, work.dtype) for shape in (work.x, work.y))
+        return [x, dy, graph.conv_wgrad(image=x, loss=dy, **_where(work.window))]
 
-    def _images(self, graph: Any, shape: Shape, dtype: Any) -> Any:
+    _graphs: ClassVar = {
+        "forward": _forward,
+        "backward_input": _backward_input,
+        "backward_filter": _backward_filter,
+    }
+
+    def _tensor(self, graph: Any, shape: Shape, dtype: np.dtype[Any]) -> Any:
         dim, stride = _channels_last(shape)
         return graph.tensor(dim=dim, stride=stride, data_type=self._types[dtype.name])
 
-    def _filters(self, graph: Any, shape: Shape, dtype: Any) -> Any:
-        return self._images(graph, (shape[3], *shape[:3]), dtype)
-
-    def _out(self, tensor: Any, shape: Shape, dtype: Any) -> Any:
-        dim, stride = _channels_last(shape)
-        tensor.set_dim(dim).set_stride(stride).set_data_type(self._types[dtype.name])
-        return tensor.set_output(True)
-
     # --- plans
 
-    def _plan(
-        self,
-        dtype: Any,
-        kind: tuple[Any, ...],
-        make: Callable[[Any], list[Any]],
-        relu: bool = False,
-    ) -> Plan | None:
+    def _plan(self, work: Convolution) -> Plan | None:
         tf32 = os.environ.get("CUPY_TF32") == "1"
-        key = dtype.name, tf32, kind
+        key = work, tf32
         if key not in self._plans:
             while len(self._plans) >= PLANS:
                 del self._plans[next(iter(self._plans))]
-            possible = dtype.name in self._types and 0 not in (*kind[1], *kind[2])
+            possible = work.dtype.name in self._types and 0 not in (*work.x, *work.w)
             self._plans[key] = None
             if possible:
-                self._plans[key] = self._made(dtype, tf32, kind, make, relu)
+                self._plans[key] = self._made(work, tf32)
         self._plans[key] = plan = self._plans.pop(key)  # the latest is the last
         return plan
 
-    def _made(
-        self,
-        dtype: Any,
-        tf32: bool,
-        kind: tuple[Any, ...],
-        make: Callable[[Any], list[Any]],
-        relu: bool,
-    ) -> Plan | None:
+    def _made(self, work: Convolution, tf32: bool) -> Plan | None:
         dnn, float32 = self._dnn, self._dnn.data_type.FLOAT
         graph = dnn.pygraph(
-            io_data_type=self._types[dtype.name],
+            io_data_type=self._types[work.dtype.name],
             intermediate_data_type=float32,
             compute_data_type=float32,
             handle=self._handle,
         )
         notes = dnn.numerical_note
         unwanted = [notes.NONDETERMINISTIC, notes.REDUCED_PRECISION_REDUCTION]
-        if not (is_narrow(dtype) or tf32):
+        if not (is_narrow(work.dtype) or tf32):
             unwanted += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS]
         try:
-            tensors = make(graph)
+            tensors = self._graphs[work.direction](self, graph, work)
+            dim, stride = _channels_last(work.result)
+            result = tensors[-1].set_dim(dim).set_stride(stride)
+            result.set_data_type(self._types[work.dtype.name]).set_output(True)
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([dnn.heur_mode.A, dnn.heur_mode.FALLBACK])
             graph.deselect_numeric_notes(unwanted)
-            if relu:
+            if work.relu:
                 graph.select_numeric_notes([notes.STRICT_NAN_PROP])
             graph.check_support()
             graph.build_plans()
         except (dnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError) as failure:
-            log.info("cuDNN does not do %s of %s: %s", kind, dtype.name, failure)
+            log.info("cuDNN does not do %s: %s", work, failure)
             return None
         return Plan(graph, tensors, int(graph.get_workspace_size()))
 
@@ -246,13 +261,6 @@ def _where(window: Window) -> dict[str, list[int]]:
         "stride": list(window.strides),
         "dilation": [1, 1],
     }
-
-
-# --- padding that is not the same on both sides, which few plans take: it is written out
-
-
-def _inside(window: Window) -> Window:
-    return window._replace(before=(0, 0), after=(0, 0))
 
 
 def _padded_shape(shape: Shape, window: Window) -> Shape:
@@ -275,6 +283,15 @@ def _padded(x: Array, window: Window) -> Array:
 
 def _bits(a: Array) -> Array:
     return a.view(np.uint16) if is_narrow(a.dtype) else a
+
+
+def _aligned(a: Array) -> Array:
+    """Return an array where cuDNN can read it: a part of another one may lie anywhere."""
+    if a.data.ptr % ALIGNED == 0:
+        return a
+    copy = cupy.ndarray(a.shape, a.dtype)
+    _bits(copy)[...] = _bits(a)
+    return copy
 
 
 def _turned(a: Array, axes: tuple[int, ...]) -> Array:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minidist.device.cuda_dnn import Convolutions
 
 SLOTS = 4  # small arrays of one shape that a stream keeps, those of its latest calls
-SHAPES = 256  # of how many shapes
+SHAPES = 256  # of how many shapes, each stream
 
 
 class CudaMachine:
@@ -25,7 +25,6 @@ class CudaMachine:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._constants: dict[tuple[Any, ...], _Slots] = {}
 
     @property
     def blas(self) -> Any:
@@ -61,21 +60,22 @@ class CudaMachine:
 
     def constant(self, array: np.ndarray[Any, Any]) -> Array:
         # Each stream has its own: what it writes comes after all that it has read before, so a
-        # table of addresses, which may be another one in each step, needs no new memory.
-        key = self._device.stream_here(), array.dtype, array.shape
-        slots = self._constants.pop(key, None)
+        # table of addresses, which may be another one in each step, needs no new memory. And only
+        # one thread at a time gives a stream work.
+        constants, key = self._device.stream_here().constants, (array.dtype, array.shape)
+        slots = constants.pop(key, None)
         if slots is None:
-            slots = _Slots(self.empty((SLOTS, *array.shape), array.dtype))
-            while len(self._constants) >= SHAPES:
-                self._constants.pop(next(iter(self._constants)), None)
-        self._constants[key] = slots  # the latest is the last
+            slots = Slots(self.empty((SLOTS, *array.shape), array.dtype))
+            while len(constants) >= SHAPES:
+                del constants[next(iter(constants))]
+        constants[key] = slots  # the latest is the last
         place, is_there = slots.find(array.tobytes())
         if not is_there:
             self._device.copy(place, array)
         return place
 
 
-class _Slots:
+class Slots:
     """Places for arrays of one shape, and what is in them."""
 
     def __init__(self, memory: Array) -> None:

@@ -9,23 +9,29 @@ step asks CUDA for memory, which would wait for the whole GPU: `made` counts how
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cupy
 import numpy as np
 
 from minidist import observe
-from minidist.device.base import Array
+from minidist.device.base import Array, Device
 from minidist.device.cuda_stream import CudaEvent, CudaStream
+from minidist.device.cuda_times import happened
 
 if TYPE_CHECKING:
     from minidist.device.cuda import CudaDevice
 
-# Pinned buffers of one size that are under way before their oldest is waited for: so many, or of
-# small ones, such as the tables of addresses that kernels get, as many as are so many bytes.
+Held = tuple[Any, CudaStream, list[CudaEvent]]  # memory, whose arena's, and until when
+
+# Pinned buffers of one size that are under way before their oldest is waited for: so many, and of
+# small ones, such as the tables of addresses that kernels get, as many as are so many bytes, up to
+# a number that leaves the GPU enough to do while the host waits for the oldest.
 IN_FLIGHT = 4
 IN_FLIGHT_BYTES = 4 << 20
+IN_FLIGHT_SMALL = 32
 
 
 class Block(cupy.cuda.memory.BaseMemory):  # type: ignore[misc]
@@ -89,11 +95,16 @@ class Tied(cupy.cuda.memory.BaseMemory):  # type: ignore[misc]
 class Memory:
     """The memory that one device uses of its GPU."""
 
+    _all: ClassVar[list[weakref.ref[Memory]]] = []  # shares of a GPU make room for each other
+
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
+        Memory._all.append(weakref.ref(self))
         self.made = 0
         self._pool = cupy.cuda.MemoryPool(self._make)
-        self._held: deque[tuple[Any, CudaStream, list[CudaEvent]]] = deque()
+        # By the stream that it is held for, which is done with the oldest first. Nothing is ever
+        # taken out of the dictionary: `drop` may be called in the middle of anything.
+        self._held: dict[tuple[Device, str], deque[Held]] = {}
 
     def allocate(self, size: int) -> Any:
         """Return a pointer to fresh memory, for the stream that the thread gives work to.
@@ -105,9 +116,10 @@ class Memory:
         try:
             pointer = self._pool.malloc(size)
         except cupy.cuda.memory.OutOfMemoryError:
-            self.device.synchronize()
-            self._let_go()
-            self._pool.free_all_blocks()  # of the current GPU
+            for each in list(Memory._all):
+                memory = each()
+                if memory is not None and memory.device.index == self.device.index:
+                    memory.reclaim()
             pointer = self._pool.malloc(size)
         block = Block(pointer, stream, self)
         if observe.watching:
@@ -124,19 +136,39 @@ class Memory:
     def drop(self, pointer: Any, home: CudaStream, events: list[CudaEvent]) -> None:
         """Give memory back to its stream's arena, at once or when the events are done."""
         if events:
-            self._held.append((pointer, home, events))
+            self._queue(events[0]).append((pointer, home, events))
 
-    def _let_go(self) -> None:
-        for _ in range(len(self._held)):
-            try:
-                pointer, home, events = self._held.popleft()
-            except IndexError:  # another thread was faster
-                return
-            if not all(event.raw.done for event in events):
-                self._held.append((pointer, home, events))
-            elif observe.watching:
-                for event in events:
-                    observe.followed(home, event)
+    def _queue(self, event: CudaEvent) -> deque[Held]:
+        return self._held.setdefault((event.stream.device, event.stream.role), deque())
+
+    def _let_go(self) -> list[CudaEvent]:
+        """Drop what no stream uses any more; return what the rest waits for, each queue's first."""
+        first = []
+        for queue in self._held.copy().values():
+            while queue:
+                try:
+                    held = queue.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                _, home, events = held
+                late = next((e for e in events if not happened(e.raw, e.stream)), None)
+                if late is not None and self._queue(late) is queue:
+                    queue.appendleft(held)
+                    first.append(late)
+                    break
+                if late is not None:
+                    self._queue(late).append(held)
+                elif observe.watching:
+                    for event in events:
+                        observe.followed(home, event)
+        return first
+
+    def reclaim(self) -> None:
+        """Free what nobody holds, and wait for the streams that still use some of it."""
+        while late := self._let_go():
+            for event in late:
+                event.wait()
+        self.clear()
 
     def clear(self) -> None:
         """Free what nobody holds."""
@@ -165,7 +197,8 @@ class Pinned:
         except IndexError:
             return self._make(size)
         if not event.done():
-            if len(waiting) + 1 < max(IN_FLIGHT, IN_FLIGHT_BYTES // size):
+            most = min(IN_FLIGHT_SMALL, IN_FLIGHT_BYTES // size)
+            if len(waiting) + 1 < max(IN_FLIGHT, most):
                 waiting.appendleft((buffer, event))
                 return self._make(size)
             event.wait()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import cupy
 import numpy as np
@@ -19,7 +18,18 @@ from minidist.device.cuda_blas import multiply
 from minidist.device.cuda_convolution import convolve, convolve_filter, convolve_input
 from minidist.device.cuda_machine import CudaMachine
 from minidist.device.cuda_order import in_order, ordered
-from minidist.device.ops import Axis, Ops, Shape, Tensors, Window, Words
+from minidist.device.ops import (
+    AdamUpdate,
+    Axis,
+    MomentumUpdate,
+    Ops,
+    RMSPropUpdate,
+    Shape,
+    Tensors,
+    Update,
+    Window,
+    Words,
+)
 from minidist.dtypes import as_array, as_dtype, is_narrow, kind
 from minidist.kernels import gpu_bias, gpu_layer, gpu_norm, gpu_reduce, gpu_update, gpu_window
 from minidist.kernels.grid import wide
@@ -380,53 +390,17 @@ class CudaOps(Ops):
 
     # -- variables -----------------------------------------------------------------------------
 
-    def sgd(
-        self,
-        weights: Tensors,
-        gradients: Tensors,
-        *,
-        lr: float,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
-    ) -> None:
-        gpu_update.sgd(
-            self._machine,
-            weights,
-            gradients,
-            lr=lr,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-        )
+    def sgd(self, weights: Tensors, gradients: Tensors, **how: Unpack[Update]) -> None:
+        gpu_update.sgd(self._machine, weights, gradients, **_on_gpu(how))
 
     def momentum(
         self,
         weights: Tensors,
         gradients: Tensors,
         momenta: Tensors,
-        *,
-        lr: float,
-        momentum: float,
-        nesterov: bool,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
+        **how: Unpack[MomentumUpdate],
     ) -> None:
-        gpu_update.momentum(
-            self._machine,
-            weights,
-            gradients,
-            momenta,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-        )
+        gpu_update.momentum(self._machine, weights, gradients, momenta, **_on_gpu(how))
 
     def rmsprop(
         self,
@@ -434,30 +408,9 @@ class CudaOps(Ops):
         gradients: Tensors,
         squares: Tensors,
         momenta: Tensors,
-        *,
-        lr: float,
-        decay: float,
-        momentum: float,
-        epsilon: float,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
+        **how: Unpack[RMSPropUpdate],
     ) -> None:
-        gpu_update.rmsprop(
-            self._machine,
-            weights,
-            gradients,
-            squares,
-            momenta,
-            lr=lr,
-            decay=decay,
-            momentum=momentum,
-            epsilon=epsilon,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-        )
+        gpu_update.rmsprop(self._machine, weights, gradients, squares, momenta, **_on_gpu(how))
 
     def adam(
         self,
@@ -465,32 +418,9 @@ class CudaOps(Ops):
         gradients: Tensors,
         firsts: Tensors,
         seconds: Tensors,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
+        **how: Unpack[AdamUpdate],
     ) -> None:
-        gpu_update.adam(
-            self._machine,
-            weights,
-            gradients,
-            firsts,
-            seconds,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            step=step,
-            scale=scale,
-            weight_decay=weight_decay,
-            clip=clip,
-        )
+        gpu_update.adam(self._machine, weights, gradients, firsts, seconds, **_on_gpu(how))
 
     def sum(
         self,
@@ -539,6 +469,11 @@ class CudaOps(Ops):
 
 def _in_one_piece(a: Array) -> Array:
     return a if a.flags.c_contiguous else cupy.ascontiguousarray(a)
+
+
+def _on_gpu(how: Update) -> dict[str, Any]:
+    """Return what a rule takes on a GPU, which has no use for a number of threads."""
+    return {name: value for name, value in how.items() if name != "threads"}
 
 
 def _bits(a: Array) -> Array:

@@ -29,11 +29,12 @@ import cupy
 from minidist import observe
 from minidist.device.base import Event, Stream, hang
 from minidist.device.cuda_dnn import Convolutions, convolutions
-from minidist.device.cuda_times import Moment, clock
+from minidist.device.cuda_times import Moment, clock, happened
 from minidist.patience import DEADLINE, TICK
 
 if TYPE_CHECKING:
     from minidist.device.cuda import CudaDevice
+    from minidist.device.cuda_machine import Slots
 
 SPIN = 100e-6  # seconds that a thread asks for an event again and again before it sleeps
 NAP = 50e-6  # seconds that it sleeps from then on between two questions
@@ -80,7 +81,7 @@ class CudaEvent(Event):
             self.stream.device.events.append(self.raw)
 
     def done(self) -> bool:
-        done = bool(self.raw.done)
+        done = happened(self.raw, self.stream)
         if done and observe.watching:
             observe.waited(self)
         return done
@@ -127,6 +128,9 @@ class CudaStream(Stream):
         self.given = 0
         self.seen: dict[CudaStream, int] = {}
         self.watchers: WeakSet[Watcher] = WeakSet()
+        self.constants: dict[
+            tuple[Any, ...], Slots
+        ] = {}  # who gives it work looks, see CudaMachine
         self._marks: deque[CudaEvent] = deque(maxlen=MARKS)
         self._lock = threading.RLock()
         self._depth = 0
@@ -155,6 +159,7 @@ class CudaStream(Stream):
         if self._blas is not None:
             cupy.cuda.cublas.destroy(self._blas)
             self._blas = None
+        self.constants.clear()
 
     @property
     def next(self) -> int:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
 import numpy as np
 
@@ -34,7 +33,7 @@ WRITES: dict[str, dict[int | str, bool]] = {
     "fill": {0: False, "a": False},
     "convert": {0: False, "destinations": False},
     "accumulate": {0: True, "a": True},
-    "scatter": {0: False, "a": False},
+    "scatter": {0: True, "a": True},  # the other rows stay
     "scatter_add": {0: True, "a": True},
     "matmul": {4: False, "out": False},
     "sgd": {0: True, "weights": True},
@@ -65,15 +64,58 @@ class Window(NamedTuple):
         return self.position == (1, 1, 1, 1, 0, 0) and self.after == (0, 0)
 
 
+class Update(TypedDict):
+    """What every update rule takes by name. It uses g' = clipped(g·scale) + weight_decay·w.
+
+    weight_decay: a number for each tensor.
+    clip: each element is clipped to [−clip, clip]; NaN stays NaN. By default nothing is.
+    others: gradients of more replicas, where the device `can_sum_in_updates`: g is the sum
+        ((c0·g0 + c1·g1) + …), in the order of the replicas, and nowhere stored.
+    counts: those c, how many times each replica's gradients are taken, those in `gradients` first;
+        None: once.
+    """
+
+    lr: float
+    scale: float
+    weight_decay: Sequence[float]
+    clip: NotRequired[float]
+    others: NotRequired[Sequence[Tensors]]
+    counts: NotRequired[Sequence[float] | None]
+    threads: int
+
+
+class MomentumUpdate(Update):
+    """What `Ops.momentum` takes by name."""
+
+    momentum: float
+    nesterov: bool
+
+
+class RMSPropUpdate(Update):
+    """What `Ops.rmsprop` takes by name."""
+
+    decay: float
+    momentum: float
+    epsilon: float
+
+
+class AdamUpdate(Update):
+    """What `Ops.adam` takes by name."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    step: int
+
+
 class Ops(ABC):
     """What a device computes. See the module's first lines for what holds of all verbs.
 
-    sums_in_updates: whether update rules take the gradients of several replicas and add them up
-        in the same pass: `others` has those of all but the first, and of `counts`, where not all
-        are 1, each says how many times a replica's are taken.
+    can_sum_in_updates: whether update rules take the gradients of several replicas and add them up
+        in the same pass: `others` and `counts` of an Update.
     """
 
-    sums_in_updates: ClassVar[bool] = False
+    can_sum_in_updates: ClassVar[bool] = False
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -337,21 +379,8 @@ class Ops(ABC):
     # -- variables: in place, over lists of tensors, one call for a whole model ------------
 
     @abstractmethod
-    def sgd(
-        self,
-        weights: Tensors,
-        gradients: Tensors,
-        *,
-        lr: float,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
-    ) -> None:
-        """w −= lr·g', where here and below g' = clipped(g·scale) + weight_decay·w.
-
-        Each element is clipped to [−clip, clip]; NaN stays NaN.
-        """
+    def sgd(self, weights: Tensors, gradients: Tensors, **how: Unpack[Update]) -> None:
+        """w −= lr·g', where here and below g' is what becomes of the gradient first; see Update."""
 
     @abstractmethod
     def momentum(
@@ -359,14 +388,7 @@ class Ops(ABC):
         weights: Tensors,
         gradients: Tensors,
         momenta: Tensors,
-        *,
-        lr: float,
-        momentum: float,
-        nesterov: bool,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
+        **how: Unpack[MomentumUpdate],
     ) -> None:
         """m = μ·m + g'; w −= lr·m, with Nesterov w −= lr·(g' + μ·m)."""
 
@@ -377,15 +399,7 @@ class Ops(ABC):
         gradients: Tensors,
         squares: Tensors,
         momenta: Tensors,
-        *,
-        lr: float,
-        decay: float,
-        momentum: float,
-        epsilon: float,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
+        **how: Unpack[RMSPropUpdate],
     ) -> None:
         """s = ρ·s + (1−ρ)·g'²; m = μ·m + lr·g'/√(s + ε); w −= m."""
 
@@ -396,16 +410,7 @@ class Ops(ABC):
         gradients: Tensors,
         firsts: Tensors,
         seconds: Tensors,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        scale: float,
-        weight_decay: Sequence[float],
-        clip: float = inf,
-        threads: int,
+        **how: Unpack[AdamUpdate],
     ) -> None:
         """Algorithm 1 of Kingma and Ba, `step` counted from 1."""
 

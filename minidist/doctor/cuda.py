@@ -11,7 +11,7 @@ from typing import Any
 
 import cupy
 
-from minidist.comm.nccl_library import Nccl4py, OfCupy, load
+from minidist.comm.nccl_library import load
 from minidist.device.cuda_dnn import cudnn
 
 
@@ -25,6 +25,7 @@ def ask() -> dict[str, Any]:
         "cupy": cupy.__version__,
         "toolkit": _dotted(runtime.runtimeGetVersion()),
         "nvrtc": _or_why(lambda: "{}.{}".format(*cupy.cuda.nvrtc.getVersion())),
+        "cublas": _or_why(_cublas),
         "nccl": _or_why(_nccl),
         "cudnn": _or_why(_cudnn),
         "supports": _dotted(runtime.driverGetVersion()),
@@ -53,15 +54,24 @@ def _about(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nccl() -> str:
-    library = load()
-    binding = {Nccl4py: "nccl4py", OfCupy: "CuPy"}[type(library)]
-    number = library.version  # 22304 is 2.23.4
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100} through {binding}"
+    return load().words
+
+
+def _cublas() -> str:
+    library = cupy.cuda.cublas
+    handle = library.create()
+    try:
+        return _with_patch(library.getVersion(handle))
+    finally:
+        library.destroy(handle)
 
 
 def _cudnn() -> str:
-    number = cudnn().backend_version()  # 91002 is 9.10.2
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return _with_patch(cudnn().backend_version())
+
+
+def _with_patch(number: int) -> str:
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"  # 91002 is 9.10.2
 
 
 def _dotted(number: int) -> str:

@@ -17,6 +17,10 @@ from minidist.doctor.findings import Findings
 CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # by the CUDA that it is made for
 PATIENCE = 60.0  # seconds until CUDA must have said something
 DRIVER_OF_CUDA_13 = 580  # the first that knows it
+NEEDED = {
+    "nvrtc": "NVRTC, which compiles the kernels",
+    "cublas": "cuBLAS, which multiplies matrices",
+}
 WITHOUT = {  # libraries that need not be there
     "nccl": "NCCL, so replicas on several GPUs sum through peer memory or the host",
     "cudnn": "cuDNN, so convolutions are columns and matrix products",
@@ -92,3 +96,9 @@ def _ask(found: Findings, facts: dict[str, Any]) -> None:
         )
         return
     facts |= json.loads(done.stdout)
+    for library, words in NEEDED.items():
+        if facts[library].startswith("none"):
+            found.wrong(
+                f"CuPy does not load {words}: {facts[library].removeprefix('none ')}",
+                f"pip install 'minidist[{facts['extra']}]', which brings it with CuPy's [ctk]",
+            )

@@ -18,7 +18,7 @@ REQUIREMENT = re.compile(
 )
 # What each extra is for. Those of a computer's other owners, as tests, are not the doctor's matter.
 EXTRAS = {"mpi": "several processes", "images": "image files", "plot": "plots"}
-COMPILED = ("channel", "convolution", "layer", "memory", "reduce", "rendezvous", "team", "update")
+COMPILED = ("channel", "convolution", "heap", "layer", "reduce", "rendezvous", "team", "update")
 
 
 def find() -> Findings:

@@ -111,7 +111,7 @@ def _gpus(gpus: dict[str, Any]) -> Iterator[str]:
         return
     yield (
         f"cuda: driver {gpus['driver']} for CUDA up to {gpus['supports']}, CuPy {gpus['cupy']} "
-        f"with CUDA {gpus['toolkit']}, NVRTC {gpus['nvrtc']}"
+        f"with CUDA {gpus['toolkit']}, NVRTC {gpus['nvrtc']}, cuBLAS {gpus['cublas']}"
     )
     for number, gpu in enumerate(gpus["devices"]):
         peers = ", ".join(f"cuda:{peer}" for peer in gpu["reaches"])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from minidist import context, observe
+from minidist import context, observe, threads
 from minidist.comm.peers import Patience
 from minidist.device import host
 from minidist.errors import ForkError, HangError
@@ -62,8 +62,8 @@ class Reader:
         self._thread = threading.Thread(
             target=self._loop, args=(items, frame), name=f"minidist reader of {name}", daemon=True
         )
+        threads.start(self._thread)
         _readers.add(self)
-        self._thread.start()
 
     def take(self, patience: Patience) -> Any:
         """Return the next item. Raises StopIteration after the last one and after `close`."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist import context, observe
+from minidist import context, observe, threads
 from minidist.checking.telling import Method, Telling
 from minidist.device.cpu_ops import CpuOps
 from minidist.device.ops import WRITES, Ops
@@ -125,16 +125,17 @@ class Kept(observe.Observer):
     def alone(self, strategy: Strategy) -> dict[int, float]:
         """Return for each replica the seconds of its primitives, each done alone.
 
-        All replicas do theirs at the same time, so that the cores are as busy as in a step.
+        All replicas do theirs at the same time, so that the cores are as busy as in a step. Where
+        there are more replicas than cores they take turns: nobody else's work is in their time.
         """
+        crowded = len(strategy.devices) > threads.cores()
+        turn: AbstractContextManager[None] = observe.Lock() if crowded else observe.nothing
 
         def replica() -> float:
             here = context.get_replica_context()
             assert here is not None
-            return sum(call.seconds() for call in self._calls.pop(here.local_id, ()))
+            with turn:
+                return sum(call.seconds() for call in self._calls.pop(here.local_id, ()))
 
-        step = strategy.step
-        try:
+        with strategy.uncounted():
             return dict(enumerate(strategy.local_results(strategy.run(replica))))
-        finally:
-            strategy.step = step  # it was none

@@ -15,7 +15,7 @@ from minidist.device.ops import Shape
 from minidist.dtypes import as_dtype, is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.initializers import Initializer
-from minidist.nn.memory import told
+from minidist.nn.out_of_memory import out_of_memory
 from minidist.tensor import Tensor
 from minidist.variable import Variable
 
@@ -86,7 +86,7 @@ class Layer(ABC):
         try:
             return self._call(x, training)
         except MemoryError as error:
-            raise told(error, self, x, training) from (error.__cause__ or error)
+            raise out_of_memory(error, self, x, training) from (error.__cause__ or error)
 
     def leaves(self) -> list[Layer]:
         """Return the layers that this one calls, in order, and those that they call; or itself."""

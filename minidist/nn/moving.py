@@ -1,7 +1,8 @@
 """Moving averages of a model's layers: they follow all together, at the end of a forward pass.
 
 Replicas meet to let a moving average follow their mean. A model has one for each layer, and none
-of them is read before the pass is over, so one meeting does for all.
+of them is read before the pass is over, so one meeting does for all that have a momentum in common.
+How many examples a layer counts may differ between replicas, so meetings do not depend on that.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ Pairs = list[tuple[Variable, Tensor]]
 
 
 class _Waiting(threading.local):
-    """What is to follow what, by momentum and count, in the pass that this thread is in."""
+    """What is to follow what, and its count, by momentum, in the pass that this thread is in."""
 
-    pairs: dict[tuple[float, int], Pairs] | None = None
+    pairs: dict[float, list[tuple[Variable, Tensor, int]]] | None = None
 
 
 _waiting = _Waiting()
@@ -38,13 +39,13 @@ def together() -> Iterator[None]:
         pairs = _waiting.pairs
     finally:
         _waiting.pairs = None
-    for (momentum, count), some in pairs.items():
-        variables, values = zip(*some, strict=True)
-        assign_moving_averages(variables, values, momentum, count=count)
+    for momentum, some in pairs.items():
+        variables, values, counts = zip(*some, strict=True)
+        assign_moving_averages(variables, values, momentum, count=counts)
 
 
 def follow(pairs: Pairs, momentum: float, count: int) -> None:
     """Let each variable follow a value; see assign_moving_averages."""
     with together():
         assert _waiting.pairs is not None
-        _waiting.pairs.setdefault((momentum, count), []).extend(pairs)
+        _waiting.pairs.setdefault(momentum, []).extend((*pair, count) for pair in pairs)

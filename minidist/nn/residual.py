@@ -61,7 +61,7 @@ class Residual(Sequential):
 
     def _pass(self, x: Tensor, training: bool) -> Tensor:
         beside = x if self.shortcut is None else self.shortcut(x, training)
-        last = self.layers[-1] if self.layers else None
+        last = self.layers[-1]
         if isinstance(last, BatchNorm) and not last.relu:
             for layer in self.layers[:-1]:
                 x = layer(x, training)

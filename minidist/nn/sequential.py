@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minidist import context
@@ -24,11 +24,8 @@ class Sequential(Layer):
 
     def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
         super().__init__(name)
-        self.layers = list(layers)
+        self.layers = _listed(self.name, layers)
         self.nested = False
-        for layer in self.layers:
-            if not isinstance(layer, Layer):
-                raise UsageError(f"{self.name}: {layer!r} is no layer")
         given = [layer.name for layer in self.layers if layer.named]
         if len(set(given)) < len(given) or len(set(self.layers)) < len(self.layers):
             raise UsageError(
@@ -72,6 +69,21 @@ class Sequential(Layer):
         for layer in self.layers:
             x = layer(x, training)
         return x
+
+
+def _listed(name: str, layers: Any) -> list[Layer]:
+    """Return the layers of a list, at least one; raises UsageError where it is something else."""
+    if isinstance(layers, Layer) or not isinstance(layers, Iterable):
+        raise UsageError(
+            f"{name}: the layers must be a list, as [Dense(4), ReLU()], not {layers!r} by itself"
+        )
+    listed = list(layers)
+    if not listed:
+        raise UsageError(f"{name}: the list of layers is empty; give at least one layer")
+    for layer in listed:
+        if not isinstance(layer, Layer):
+            raise UsageError(f"{name}: {layer!r} is no layer")
+    return listed
 
 
 def _unused(kind: str, taken: set[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from minidist.device.base import Array
 from minidist.errors import ShapeError
 from minidist.ops.convert import TensorLike, fit, floats, operands
-from minidist.tape import place, record
+from minidist.tape import bucket_of, record
 from minidist.tensor import Tensor
 
 
@@ -25,7 +25,9 @@ def matmul(a: TensorLike, b: TensorLike) -> Tensor:
         (a, b),
         lambda dy, needs: (
             ops.matmul(dy, b.array, transpose_b=True) if needs[0] else None,
-            ops.matmul(a.array, dy, transpose_a=True, out=place(needs[1])) if needs[1] else None,
+            ops.matmul(a.array, dy, transpose_a=True, out=bucket_of(needs[1]))
+            if needs[1]
+            else None,
         ),
     )
 
@@ -47,7 +49,9 @@ def dense(x: TensorLike, w: TensorLike, bias: TensorLike, relu: bool = False) ->
         dz, dbias = ops.bias_backward(dy, y if relu else None)
         return (
             ops.matmul(dz, w.array, transpose_b=True) if needs[0] else None,
-            ops.matmul(x.array, dz, transpose_a=True, out=place(needs[1])) if needs[1] else None,
+            ops.matmul(x.array, dz, transpose_a=True, out=bucket_of(needs[1]))
+            if needs[1]
+            else None,
             dbias,
         )
 

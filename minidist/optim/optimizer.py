@@ -26,6 +26,7 @@ import numpy as np
 
 from minidist import context, observe, ops
 from minidist.device import Array, Device
+from minidist.device.ops import Ops, Tensors, Update
 from minidist.dtypes import is_narrow
 from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
@@ -65,7 +66,7 @@ class _Plan:
     """The arrays of one place's variables on one device, looked up once."""
 
     members: list[int]  # which of the variables
-    ops: Any
+    ops: Ops
     weights: list[Array]
     slots: list[list[Array]]  # one list for each kind of slot
     decays: list[bool]
@@ -258,7 +259,7 @@ class Optimizer(ABC):
         _check_count(count)
         whole = self.gradient_accumulation_steps == 1
         contribution = manager.contribution(self, variables, count, replica if whole else None)
-        into = None if contribution.places is None else contribution.place
+        into = None if contribution.bucket is None else contribution.in_bucket
         tape.gradient(target, variables, contribution.give, into)
         self._bring(replica, contribution)
         return loss
@@ -400,7 +401,12 @@ class Optimizer(ABC):
         if self.gradient_clip_norm is not None:
             norm = self._norm(place, variables, gradients, threads) * scale
             scale *= min(1.0, self.gradient_clip_norm / norm) if norm else 1.0
-        how: dict[str, Any] = {"lr": self._rate(step - 1), "scale": scale, "threads": threads}
+        how: Update = {
+            "lr": self._rate(step - 1),
+            "scale": scale,
+            "weight_decay": (),  # said anew for whatever is updated together
+            "threads": threads,
+        }
         if self.gradient_clip is not None:
             how["clip"] = self.gradient_clip
         dense = [i for i, g in enumerate(gradients) if not isinstance(g, IndexedSlices)]
@@ -416,16 +422,9 @@ class Optimizer(ABC):
             if len(plan.members) < len(variables):
                 rows = [[row[i] for i in plan.members] for row in rows]
             if counts is not None or others:
-                how |= {"others": rows[1:], "counts": counts}
-            self._update(
-                plan.ops,
-                plan.weights,
-                rows[0],
-                plan.slots,
-                step,
-                weight_decay=plan.weight_decay(self.weight_decay),
-                **how,
-            )
+                how["others"], how["counts"] = rows[1:], counts
+            how["weight_decay"] = plan.weight_decay(self.weight_decay)
+            self._update(plan.ops, plan.weights, rows[0], plan.slots, step, how)
         for variable in variables:
             variable.copies[place].version += 1
         self._applied[place] = step
@@ -438,7 +437,7 @@ class Optimizer(ABC):
         return global_norm(devices, gradients, threads, self.squares_of_all)
 
     def _update_rows(
-        self, place: int, variable: Variable, gradient: IndexedSlices, step: int, how: Any
+        self, place: int, variable: Variable, gradient: IndexedSlices, step: int, how: Update
     ) -> None:
         """Update one copy as with the dense gradient, but visit only what that changes."""
         copy = variable.copies[place]
@@ -447,7 +446,8 @@ class Optimizer(ABC):
         slots = [[slot.copies[place].array] for slot in self._slots_of(variable)]
         if self.changes_only_rows(copy):
             weights = ops.gather(copy.array, rows)
-            self._update(ops, [weights], [values], slots, step, weight_decay=[0.0], **how)
+            how = {**how, "weight_decay": [0.0]}
+            self._update(ops, [weights], [values], slots, step, how)
             ops.scatter(copy.array, rows, weights)
         else:
             zeros = self._zeros.get(copy)
@@ -455,19 +455,20 @@ class Optimizer(ABC):
                 zeros = self._zeros[copy] = copy.device.allocate(variable.shape, variable.dtype)
                 ops.fill(zeros, 0)
             ops.scatter(zeros, rows, values)
-            self._update(ops, [copy.array], [zeros], slots, step, weight_decay=[decay], **how)
+            how = {**how, "weight_decay": [decay]}
+            self._update(ops, [copy.array], [zeros], slots, step, how)
             ops.scatter(zeros, rows, ops.full((), 0, variable.dtype))
         copy.version += 1
 
     @abstractmethod
     def _update(
         self,
-        ops: Any,
-        weights: Sequence[Array],
-        gradients: Sequence[Array],
-        slots: Sequence[Sequence[Array]],
+        ops: Ops,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Sequence[Tensors],
         step: int,
-        **how: Any,
+        how: Update,
     ) -> None:
         """Call the kernel of the rule; `step` counts from 1."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Unpack
+from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
+from minidist.device.ops import Ops, Tensors, Update
 from minidist.optim.optimizer import Optimizer, Options, Rate, number
 
 
@@ -14,7 +16,13 @@ class SGD(Optimizer):
     zero_changes_nothing: ClassVar[bool] = True
 
     def _update(
-        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+        self,
+        ops: Ops,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Sequence[Tensors],
+        step: int,
+        how: Update,
     ) -> None:
         ops.sgd(weights, gradients, **how)
 
@@ -36,7 +44,13 @@ class Momentum(Optimizer):
         self.nesterov = nesterov
 
     def _update(
-        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+        self,
+        ops: Ops,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Sequence[Tensors],
+        step: int,
+        how: Update,
     ) -> None:
         ops.momentum(
             weights,
@@ -67,7 +81,13 @@ class RMSProp(Optimizer):
         self.epsilon = number("epsilon", epsilon)
 
     def _update(
-        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+        self,
+        ops: Ops,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Sequence[Tensors],
+        step: int,
+        how: Update,
     ) -> None:
         ops.rmsprop(
             weights,
@@ -100,7 +120,13 @@ class Adam(Optimizer):
         self.epsilon = number("epsilon", epsilon)
 
     def _update(
-        self, ops: Any, weights: Any, gradients: Any, slots: Any, step: int, **how: Any
+        self,
+        ops: Ops,
+        weights: Tensors,
+        gradients: Tensors,
+        slots: Sequence[Tensors],
+        step: int,
+        how: Update,
     ) -> None:
         ops.adam(
             weights,

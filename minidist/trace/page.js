@@ -9,6 +9,7 @@ const KINDS = { // kind: [colour, words for the legend and the tip]
   update: ["#3f9b5c", "update: the weights change"],
   staging: ["#169c9c", "staging: copies of variables or input"],
   input: ["#c9a227", "input: the next batch"],
+  work: ["#7fa3b8", "work: what a GPU has done, when it did it"],
   other: ["#b5b0a8", "everything else"],
 };
 const PHASE = {
@@ -21,7 +22,6 @@ const WORDS = {
   peers: "This process can do nothing until another one is ready.",
   replica: "The function that every replica runs, on its own part of the batch.",
   stream: "A piece of work of a stream, which goes on beside the replicas.",
-  work: "A piece of work that a GPU has done, when it did it.",
   fetch: "A variable is copied to the replica that computes with it.",
   read: "The next batch is prepared ahead of its use.",
   run: "One run of a function on all replicas.",
@@ -48,7 +48,7 @@ const element = (tag, parent, text = "", className = "") => {
   made.className = className;
   return made;
 };
-const colour = (kind) => kind === "work" ? "#7fa3b8" : FRAME[kind] ? "#e9e6e0" : KINDS[PHASE[kind] ?? kind]?.[0] ?? KINDS.other[0];
+const colour = (kind) => FRAME[kind] ? "#e9e6e0" : KINDS[PHASE[kind] ?? kind]?.[0] ?? KINDS.other[0];
 const ms = (us) => us >= 1e4 ? `${(us / 1000).toFixed(1)} ms` : us >= 100 ? `${(us / 1000).toFixed(2)} ms` : `${us.toFixed(1)} µs`;
 
 // --- sentences, bars, legend

@@ -215,13 +215,14 @@ class PolicyOptions:
 
         That is so where nothing else is asked for, and it is the least work.
         """
-        how_to_sum = ("all_reduce_spec", "hierarchical_copy", "compact_gradient_transfer")
-        how_to_pack = ("gradient_repacking", "agg_small_grads_max_bytes")
+        as_it_is_best = self.all_reduce_spec == "auto" and not self.hierarchical_copy
+        packed = self.gradient_repacking > 0 or self.agg_small_grads_max_bytes > 0
         return (
             site.peers.count == 1
             and 1 < site.replicas <= MOST
-            and all(device.ops.sums_in_updates for device in site.devices)
-            and all(getattr(self, o) == getattr(PolicyOptions, o) for o in how_to_sum + how_to_pack)
+            and all(device.ops.can_sum_in_updates for device in site.devices)
+            and as_it_is_best
+            and not (packed or self.compact_gradient_transfer)
             and not self.overlaps(site.devices)
         )
 

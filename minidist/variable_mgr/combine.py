@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minidist import context, observe
 from minidist.cluster.site import Site
@@ -62,6 +62,9 @@ class Nothing:
             combined.note_origin(replica, contribution)
         return combined
 
+    def bucket(self, group: Group) -> None:
+        """Gradients stay where they are."""
+
     def predicted_bytes(
         self, rows: Sequence[Sequence[Variable]], optimizer: Optimizer | None
     ) -> Traffic:
@@ -92,6 +95,10 @@ class MeetingOfAll(ABC):
         """Return which of a group's buckets the next sums go to."""
         return 0
 
+    def bucket(self, group: Group) -> Row | None:
+        """Return the bucket in which a replica's gradients are best computed; None: anywhere."""
+        return self.sums.bucket_at(group, self.turn(group))
+
     def close(self) -> None:
         """Wait for sums that are under way; nothing will be run any more."""
         self.sums.close_communicator()
@@ -107,6 +114,22 @@ class MeetingOfAll(ABC):
         for row in rows:
             traffic.update(self.sums.sum_bytes(row))
         return traffic
+
+
+class Addends(NamedTuple):
+    """What is to be added up, and for whom.
+
+    combined: what is to come out, yet without the sums. sources: a row for each replica of this
+    process; of a gradient None, None. weights: of all replicas; None: 1. sparse: the variables'
+    numbers of which all that there is are IndexedSlices. reusable: whether sums may be put into
+    the sources.
+    """
+
+    combined: Combined
+    sources: list[Row]
+    weights: list[float] | None
+    sparse: list[int]
+    reusable: bool
 
 
 class SumOfAll(MeetingOfAll):
@@ -148,23 +171,14 @@ class SumOfAll(MeetingOfAll):
 
         Return the sums to be, or None where no replica has an example.
         """
-        used = without_unused(contributions, agreed)
-        group = used[0].group
-        weights, scale = self.weights(agreed.counts)
-        if scale is None:
+        addends = self.addends(contributions, agreed)
+        if addends is None:
             return None
-        filling = contributions[0].filling if agreed.whole else None
-        errand = self.errand(group, stream) if filling is None else filling.errand
-        reusable = all(contribution.reusable for contribution in used)
-        combined = Combined(group, (), scale * used[0].scale, context.frame().step, errand)
-        if observe.counting:
-            combined.first = self.site.first
-            for replica, contribution in enumerate(contributions):
-                combined.note_origin(replica, contribution)
-        sources = self.brought(used)
-        sparse = [k for k, i in enumerate(agreed.used) if i in agreed.sparse]
-        if filling is not None:
-            filling.finish(combined, sources, weights, sparse)
+        combined, sources, weights, sparse, reusable = addends
+        group = combined.group
+        if agreed.whole and contributions[0].filling is not None:
+            combined.errand = contributions[0].filling.errand
+            contributions[0].filling.finish(combined, sources, weights, sparse)
             return combined
 
         def take() -> None:
@@ -172,8 +186,24 @@ class SumOfAll(MeetingOfAll):
                 how = (weights, threads, turn, sparse)
                 combined.rows = self.sum_all(group, sources, *how, reusable=reusable)
 
-        errand.add(take)
+        combined.errand = self.errand(group, stream)
+        combined.errand.add(take)
         return combined
+
+    def addends(self, contributions: Sequence[Contribution], agreed: Agreement) -> Addends | None:
+        """Return what is to be added up, or None where no replica has an example."""
+        used = without_unused(contributions, agreed)
+        weights, scale = self.weights(agreed.counts)
+        if scale is None:
+            return None
+        combined = Combined(used[0].group, (), scale * used[0].scale, context.frame().step)
+        if observe.counting:
+            combined.first = self.site.first
+            for replica, contribution in enumerate(contributions):
+                combined.note_origin(replica, contribution)
+        sparse = [k for k, i in enumerate(agreed.used) if i in agreed.sparse]
+        reusable = all(contribution.reusable for contribution in used)
+        return Addends(combined, self.brought(used), weights, sparse, reusable)
 
     def errand(self, group: Group, stream: str) -> Errand:
         """Return what takes sums of a group on one of its streams."""
@@ -184,8 +214,8 @@ class SumOfAll(MeetingOfAll):
         self._latest = Errand(on, patience, tell=self.site.sums.fail)
         return self._latest
 
-    def places(self, group: Group, turn: int) -> Row | None:
-        """Return where the only replica's gradients are best computed; None: anywhere."""
+    def bucket_at(self, group: Group, turn: int) -> Row | None:
+        """Return what `bucket` returns, of a turn."""
         return None
 
     def settle(self) -> None:
@@ -327,9 +357,10 @@ class MeanAtVariable(SumOfAll):
 class AllReduce(SumOfAll):
     """Every replica gets the mean for its own copy; one that is alone has it already."""
 
-    def places(self, group: Group, turn: int) -> Row | None:
+    def bucket_at(self, group: Group, turn: int) -> Row | None:
         """Return the bucket of ranks of one replica: gradients are summed where they are."""
-        return group.made(turn)[0] if self._shares(group) and group.made(turn) else None
+        made = group.made(turn) if self._shares(group) else ()
+        return made[0] if made else None
 
     def _shares(self, group: Group) -> bool:
         """Whether ranks of one replica have buckets that others may reach."""

@@ -33,7 +33,7 @@ class Contribution:
     scale: what they are yet to be multiplied by, the same in all replicas: 1/loss scale.
     order: the variables' numbers in the order in which their gradients were given.
     reusable: whether nobody else has the gradients' arrays, so that sums may be put into them.
-    places: where they are wanted, one for each variable; None: anywhere.
+    bucket: the one in which they are wanted; None: anywhere.
     """
 
     group: Group
@@ -44,20 +44,20 @@ class Contribution:
     order: list[int] = field(default_factory=list)
     filling: Filling | None = None
     reusable: bool = False
-    places: Row | None = None
+    bucket: Row | None = None
 
-    def place(self, variable: Any) -> Array | None:
-        """Return where the gradient of a variable is wanted."""
-        return None if self.places is None else self.places[self.group.index[id(variable)]]
+    def in_bucket(self, variable: Any) -> Array | None:
+        """Return where in the bucket the gradient of a variable belongs."""
+        return None if self.bucket is None else self.bucket[self.group.index[id(variable)]]
 
     def give(self, variable: Any, gradient: Gradient) -> None:
         """Take the final gradient of one variable; a tape's sink."""
         i = self.group.index[id(variable)]
         if isinstance(gradient, IndexedSlices):
             gradient = gradient.coalesced()
-        elif self.places is not None and gradient is not self.places[i]:
-            self.places.devices[i].copy(self.places[i], gradient)
-            gradient = self.places[i]
+        elif self.bucket is not None and gradient is not self.bucket[i]:
+            self.bucket.devices[i].copy(self.bucket[i], gradient)
+            gradient = self.bucket[i]
         self.gradients[i] = gradient
         self.order.append(i)
         if self.filling is not None:

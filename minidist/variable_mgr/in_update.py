@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minidist import context, observe
+from minidist import observe
 from minidist.comm import Row
 from minidist.comm.row import columns, tell
 from minidist.traffic import Outline, Traffic
 from minidist.variable import Variable
 from minidist.variable_mgr.agreement import Agreement
 from minidist.variable_mgr.combine import AllReduce, whole
-from minidist.variable_mgr.contribution import Combined, Contribution, without_unused
+from minidist.variable_mgr.contribution import Combined, Contribution
 from minidist.variable_mgr.group import Group
 
 if TYPE_CHECKING:
@@ -43,18 +43,14 @@ class SumInUpdate(AllReduce):
         final = all(contribution.reusable for contribution in contributions)
         if not final or contributions[0].optimizer.needs_sums:
             return super().combine(contributions, agreed, threads)
-        used = without_unused(contributions, agreed)
-        weights, scale = self.weights(agreed.counts)
-        if scale is None:
+        addends = self.addends(contributions, agreed)
+        if addends is None:
             return None
-        group, sources = used[0].group, self.brought(used)
-        combined = Combined(group, (), scale * used[0].scale, context.frame().step)
-        sparse = [k for k, i in enumerate(agreed.used) if i in agreed.sparse]
-        having_a_say = [k for k in range(len(used)) if weights is None or weights[k]]
+        combined, sources, weights, sparse, _ = addends
+        group = combined.group
+        having_a_say = [k for k in range(len(sources)) if weights is None or weights[k]]
         terms = [whole(group.variables, sources[k], sparse) for k in having_a_say]
         if observe.counting:
-            for replica, contribution in enumerate(contributions):
-                combined.note_origin(replica, contribution)
             _tell(group, terms, sparse)
         rows = [list(terms[0]) for _ in group.copies]
         self.put_sparse(rows, group, sources, weights, sparse)

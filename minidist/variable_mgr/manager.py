@@ -154,9 +154,9 @@ class VariableMgr:
 
     def _kept(self, device: Device, array: Array) -> Array:
         """Return a copy on a device, to stay there; a mere move, of which no instrument is told."""
-        place = device.allocate(array.shape, array.dtype)
-        device.copy(place, array)
-        return place
+        kept = device.allocate(array.shape, array.dtype)
+        device.copy(kept, array)
+        return kept
 
     def _put_together(
         self, strategy: Any, copies: Sequence[Copy], *, slot: bool = False, **options: Any
@@ -206,11 +206,11 @@ class VariableMgr:
         scale = 1 / optimizer.current_loss_scale
         contribution = Contribution(group, count, optimizer, empty, scale)
         contribution.reusable = replica is not None
-        if replica is not None and isinstance(self.combine, MeetingOfAll):
+        if replica is not None:
             if self.overlap is not None:
                 self.overlap.join(contribution, replica.local_id)
             else:
-                contribution.places = self.combine.sums.places(group, self.combine.turn(group))
+                contribution.bucket = self.combine.bucket(group)
         return contribution
 
     def apply_gradients(self, replica: ReplicaContext, contribution: Contribution) -> None:
@@ -242,7 +242,9 @@ class VariableMgr:
             diagnosis.note(
                 failure,
                 f"replica {replica.replica_id} did not finish its update, and others may have: its "
-                "copies of the variables may differ from theirs until they are loaded or assigned",
+                "copies of the variables may differ from theirs until they are loaded or assigned, "
+                "and what the optimizer keeps beside them (momenta, its count of updates) until a "
+                "checkpoint of the training is loaded",
             )
             raise
 

@@ -53,7 +53,11 @@ def cuda(libraries: Path, seed: int | str, *, dnn: bool = False) -> Iterator[Any
         for name, other in others.items():
             patch.setitem(sys.modules, name, other)
         with _new_devices():
-            yield module
+            try:
+                yield module
+            finally:  # what is closed is waited for
+                module.gpu.late.clear()
+                module.gpu.fault = 0
 
 
 @contextmanager

@@ -31,7 +31,16 @@ KINDS = [
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "bfloat16"),
 ]
-WORDS = {1: "unhandled cuda error", 6: "remote process exited or there was a network error"}
+# Numbers of nccl.h.
+READY, CUDA_ERROR, REMOTE_ERROR, IN_PROGRESS = 0, 1, 6, 7  # results
+SUM, AVERAGE = 0, 4  # operations
+BYTE = 1  # a type
+SEVERAL_SINCE = 23000  # the version from which on ranks may share a GPU
+MOST_BLOCKS = 32  # that ranks of one GPU may take together: more may never run at once
+WORDS = {
+    CUDA_ERROR: "unhandled cuda error",
+    REMOTE_ERROR: "remote process exited or there was a network error",
+}
 
 
 @dataclass
@@ -88,10 +97,10 @@ class Call:
         else:
             rows = [array(sent, size).copy() for sent, _ in self.given.values()]
             rng.shuffle(rows)
-            if how == 4:
+            if how == AVERAGE:
                 rows = [(row * dtype.type(1 / n)).astype(dtype) for row in rows]
             else:
-                assert how == 0
+                assert how == SUM
             total = rows[0]
             for row in rows[1:]:
                 total = (total + row).astype(dtype)
@@ -153,6 +162,7 @@ class Handle:
         self.error = 0
         self.gone = ""
         self.asked = 0  # calls so far
+        self.blocks = 0  # that it takes of its GPU; 0: nobody has said
 
     def state(self) -> int:
         with self.clique.world.lock:
@@ -165,26 +175,26 @@ class Handle:
         if self.error:
             return self.error
         if len(clique.handles) < clique.count or faults.no_joining:
-            return 7
+            return IN_PROGRESS
         if self.asked and self.asked - 1 in faults.not_taken:
-            return 7
+            return IN_PROGRESS
         if (
             clique.finishing
             and len(clique.finishing) < clique.count
             and self.rank in clique.finishing
         ):
-            return 7
+            return IN_PROGRESS
         if self.looks:
             self.looks -= 1
-            return 7
+            return IN_PROGRESS
         # Ranks connect when all of them have their first call.
         if self.waiting and not all(handle.asked for handle in clique.handles.values()):
-            return 7
+            return IN_PROGRESS
         for queue, name, piece in self.waiting + self.after:
             clique.world.give(queue, name, piece)
         self.waiting.clear()
         self.after.clear()
-        return 0
+        return READY
 
 
 class World:
@@ -215,7 +225,7 @@ class World:
 
     def new_id(self) -> bytes:
         if self.faults.no_id:
-            raise Error(1)
+            raise Error(CUDA_ERROR)
         name = len(self.cliques).to_bytes(128, "big")
         self.cliques[name] = Clique(self)
         return name
@@ -323,8 +333,14 @@ def nccl4py(world: World) -> Any:
         blocking = max_ctas = None
 
     def comm_init_rank_config(count: int, name: UniqueId, rank: int, config: Config) -> Handle:
-        assert config.blocking == 0 and 1 <= config.max_ctas <= 32
-        return world.join(count, name.name, rank)
+        assert config.blocking == 0 and config.max_ctas >= 1
+        handle = world.join(count, name.name, rank)
+        handle.blocks = config.max_ctas
+        ranks = handle.clique.handles.values()
+        beside = [one.blocks for one in ranks if one.device == handle.device]
+        if world.version >= SEVERAL_SINCE:  # else they are on GPUs of several machines
+            assert sum(beside) <= MOST_BLOCKS, f"ranks of one GPU take {beside} blocks"
+        return handle
 
     def all_reduce(sent, into, count, kind, how, handle, stream):  # type: ignore[no-untyped-def]
         world.collective(handle, ("all_reduce", count, kind, how, None), sent, into, stream)
@@ -339,11 +355,11 @@ def nccl4py(world: World) -> Any:
         world.collective(handle, ("broadcast", count, kind, 0, root), sent, into, stream)
 
     def send(sent, count, kind, peer, handle, stream):  # type: ignore[no-untyped-def]
-        assert kind == 1
+        assert kind == BYTE
         world.pass_on(handle, "sent", sent, count, peer, stream)
 
     def recv(into, count, kind, peer, handle, stream):  # type: ignore[no-untyped-def]
-        assert kind == 1
+        assert kind == BYTE
         world.pass_on(handle, "into", into, count, peer, stream)
 
     module: Any = types.ModuleType("nccl.bindings.nccl")
@@ -382,8 +398,8 @@ def of_cupy(world: World) -> Any:
 
         def check_async_error(self) -> None:
             state = self.handle.state()
-            if state == 7:
-                raise KeyError(7)
+            if state == IN_PROGRESS:
+                raise KeyError(state)
             if state:
                 raise NcclError(state)
 
@@ -417,7 +433,7 @@ def of_cupy(world: World) -> Any:
 
     def group_end() -> None:
         for handle in world.end_group():
-            while handle.state() == 7:
+            while handle.state() == IN_PROGRESS:
                 pass
 
     module: Any = types.ModuleType("cupy.cuda.nccl")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from devices import REAL, cuda
 
-from minidist.bench import making
+from minidist.bench import gpus
 from minidist.bench.__main__ import main
-from minidist.bench.flags import Flags
 
 
 def run(folder: Path, *flags: str) -> Any:
@@ -54,15 +53,12 @@ def test_the_command_trains_on_gpus_as_on_the_cpu(
 )
 def test_workers_of_one_machine_share_its_gpus(seen: list[Any], devices: str) -> None:
     """The last of those that have `seen` machines and GPUs asks."""
-    crew: Any = SimpleNamespace(
-        cluster=SimpleNamespace(task=len(seen) - 1), exchange=lambda what, item: seen
-    )
-
-    flags = Flags(device="cuda", num_devices=2)
+    every = [json.dumps(each).encode() for each in seen]
+    peers: Any = SimpleNamespace(me=len(seen) - 1, meet=lambda what, data: every)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making.socket, "gethostname", lambda: seen[-1][0])
+        patch.setattr(gpus.socket, "gethostname", lambda: seen[-1][0])
         if seen[-1][1] is None:
             patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             patch.setenv("CUDA_VISIBLE_DEVICES", seen[-1][1])
-        assert making.devices(flags, crew) == devices
+        assert gpus.own_gpus(peers, 2) == devices

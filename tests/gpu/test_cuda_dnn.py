@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import cuda
-from test_cuda_ops import BOUND, CASES, Case, call, compare
+from training import of_images
+from verbs import BOUND, CASES, Case, call, compare
 
 import minidist as md
-from minidist.device import cpu_linear, get
+from minidist.device import get, kernel_choice
 from minidist.device.ops import Window
 from minidist.dtypes import as_dtype
 
@@ -87,6 +88,23 @@ def test_a_shape_that_it_declines_is_asked_for_once(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_arrays_may_lie_anywhere(both: Any, verb: str) -> None:
+    """A part of an array of 5 x 5 x 3 elements begins where no vector does."""
+    ours, theirs = (arguments(Case("float32"), verb, EVEN, 3)[-1] for _ in range(2))
+    device, given = get("cuda:0"), []
+    for value in ours:
+        if isinstance(value, np.ndarray):
+            room = device.allocate((value.size + 3,), "float32")
+            device.copy(room[3:], value.reshape(-1))
+            value = room[3:].reshape(value.shape)
+            assert value.data.ptr % 16 == 12
+        given.append(value)
+    got = device.copy_out(getattr(device.ops, verb)(*given))
+    compare(got, call(get("cpu:0"), verb, theirs)[0], BOUND["float32"])
+    assert both.cudnn.made
+
+
 def test_a_shape_is_planned_once_for_each_stream(both: Any) -> None:
     device = get("cuda:0")
     x, w = (device.copy_in(a) for a in arguments(Case("float32"), "conv2d", EVEN)[0][:2])
@@ -123,38 +141,19 @@ def test_a_relu_is_fused_only_where_nan_stays_nan(both: Any, strict: bool) -> No
 
 
 def test_gemm_wants_no_cudnn(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "kernels", lambda: "gemm")
+    monkeypatch.setattr(kernel_choice, "name", lambda: "gemm")
     call(get("cuda:0"), "conv2d", arguments(Case("float32"), "conv2d", EVEN)[0])
     assert not both.cudnn.made
 
 
 def test_a_training_with_it_and_without(libraries: Path) -> None:
-    rng = np.random.default_rng(0)
-    images, labels = rng.normal(size=(8, 8, 8, 1)).astype(np.float32), rng.integers(0, 3, 8)
+    def layers() -> list[md.nn.Layer]:
+        windows = [md.nn.Conv2D(4, 3, activation="relu"), md.nn.Conv2D(4, 3, strides=2)]
+        return [*windows, md.nn.BatchNorm(), md.nn.Flatten()]
 
-    def run(spec: str) -> list[float]:
-        md.context.seed(1)
-        with md.Strategy(spec, "replicated") as strategy:
-            with strategy.scope():
-                layers = [md.nn.Conv2D(4, 3, activation="relu"), md.nn.Conv2D(4, 3, strides=2)]
-                model = md.nn.Sequential([*layers, md.nn.BatchNorm(), md.nn.Flatten()])
-                model.build(images.shape[1:])
-            opt = md.optim.Momentum(0.1)
-
-            def step(batch: Any) -> Any:
-                def loss() -> Any:
-                    logits = model(batch[0], training=True)
-                    return md.ops.reduce_mean(md.ops.softmax_cross_entropy(logits, batch[1]))
-
-                return opt.minimize(loss, model.trainable_variables, count=len(batch[1]))
-
-            batches = strategy.distribute_dataset([(images, labels)] * 3)
-            losses = [strategy.run(step, batch) for batch in batches]
-            return [float(strategy.reduce("mean", loss)) for loss in losses]
-
-    want = run("cpu*2")
+    want = of_images("cpu*2", layers)
     with cuda(libraries, 1, dnn=True) as cupy, md.check() as check:
-        assert run("cuda:0*2") == pytest.approx(want, rel=1e-4)
+        assert of_images("cuda:0*2", layers) == pytest.approx(want, rel=1e-4)
         assert "convolution" in cupy.gpu.calls
     assert not check.races
 
@@ -189,18 +188,18 @@ def test_the_real_one_takes_our_graphs(
     monkeypatch: pytest.MonkeyPatch, window: Window, dtype: str
 ) -> None:
     cudnn = real(monkeypatch)
-    from minidist.device.cuda_dnn import Convolutions
+    from minidist.device.cuda_dnn import Convolution, Convolutions
 
     by = Convolutions(cudnn, SimpleNamespace(raw=SimpleNamespace(ptr=16)))
-    shapes = (2, 5, 5, 3), (*window.size, 3, 4), (2, *window.output, 4), (4,)
-    x, w, dy, bias = (np.zeros(shape, as_dtype(dtype)) for shape in shapes)
-    graphs = {
-        "forward": (lambda graph: by._forward(graph, x, w, window, bias, True), dy.shape, 4),
-        "input": (lambda graph: by._input(graph, dy, w, x.shape, window), x.shape, 3),
-        "filter": (lambda graph: by._filter(graph, x, dy, w.shape, window), (4, *w.shape[:3]), 3),
-    }
-    for kind, (make, shape, count) in graphs.items():
-        plan = by._plan(x.dtype, (kind, x.shape, w.shape), make)
+    x, w, y = (2, 5, 5, 3), (*window.size, 3, 4), (2, *window.output, 4)
+    of = Convolution("forward", x, w, window, as_dtype(dtype))
+    graphs = [
+        (of._replace(bias=of.dtype, relu=True), y, 4),
+        (of._replace(direction="backward_input"), x, 3),
+        (of._replace(direction="backward_filter"), (4, *w[:3]), 3),
+    ]
+    for work, shape, count in graphs:
+        plan = by._plan(work)
         assert plan is not None and len(plan.tensors) == count
         n, height, width, channels = shape
         out = plan.tensors[-1]

@@ -14,7 +14,7 @@ from minidist.comm import nccl_library
 from minidist.comm.nccl_library import Library, OfCupy
 from minidist.doctor import gpus
 
-EVERYTHING = {"cupy", "toolkit", "nvrtc", "nccl", "cudnn", "supports", "devices"}
+EVERYTHING = {"cupy", "toolkit", "nvrtc", "cublas", "nccl", "cudnn", "supports", "devices"}
 
 
 def told_with(monkeypatch: pytest.MonkeyPatch, kind: type[Library], version: int) -> Any:
@@ -32,6 +32,8 @@ def test_a_library_that_is_not_there_says_why(
     asking = import_module("minidist.doctor.cuda")
     monkeypatch.setattr(asking, "load", lambda: 1 / 0)
     assert asking._or_why(asking._nccl) == "none (division by zero)"
+    monkeypatch.delattr(standin.cuda, "cublas")
+    assert asking._or_why(asking._cublas).startswith("none (")
     assert asking._or_why(asking._cudnn).startswith("none (cuDNN's frontend cannot be imported")
 
 
@@ -49,14 +51,20 @@ def test_it_tells_versions_and_which_gpu_reaches_which(
         "minor": gpu,
     }
     standin.cuda.nvrtc = SimpleNamespace(getVersion=lambda: (12, 9))
+    destroyed: list[int] = []
+    standin.cuda.cublas = SimpleNamespace(
+        create=lambda: 7, getVersion={7: 120901}.__getitem__, destroy=destroyed.append
+    )
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version=lambda: 91002))
     told = told_with(monkeypatch, OfCupy, 22304)
     assert told.pop("nccl") == "2.23.4 through CuPy"
+    assert destroyed == [7]
     about = {"name": "A GPU", "memory": 1 << 30}
     assert told == {
         "cupy": "14.2.0",
         "toolkit": "12.9",
         "nvrtc": "12.9",
+        "cublas": "12.9.1",
         "cudnn": "9.10.2",
         "supports": "13.1",
         "devices": [

@@ -32,7 +32,7 @@ FILES = [
 ]
 METHODS = {  # of CuPy's objects, where the sources only have a variable for them
     "cuda.Stream": ("wait_event", "ptr", "__enter__"),
-    "cuda.Event": ("record", "done"),
+    "cuda.Event": ("record", "ptr"),
     "cuda.Device": ("__enter__",),
     "cuda.MemoryPool": ("malloc", "free_all_blocks"),
     "cuda.MemoryPointer": ("ptr", "mem", "device_id"),

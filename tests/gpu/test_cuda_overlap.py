@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from devices import cuda
 from policies import EVERY, optimizer
-from test_cuda_policies import starts
+from training import starts
 
 import minidist as md
 from minidist.trace import phases

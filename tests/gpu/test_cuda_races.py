@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import cuda
+from mistakes import CASES, N
 from policies import EVERY
-from test_cuda_mistakes import CASES, N
-from test_cuda_policies import starts, train, two_layers
+from training import starts, train, two_layers
 
 import minidist as md
 from minidist.device import get

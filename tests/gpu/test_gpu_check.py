@@ -29,6 +29,8 @@ sys.exit(gpu_check.main())
 """
 TELL = "from gpu_stages.tell import tell, trying\n"
 GOOD = TELL + "tell('a ratio', 0.9, 'of it', least=0.85)\ntell('a word', 'yes')"
+IDLE = TELL + "with trying('this'):\n    1 / 0"
+ENDS = TELL + "tell('CUDA', 'no GPU: there is none', good=False, ends=True)"
 RAISES = TELL + "tell('before', 1, most=2)\nraise RuntimeError('it broke')"
 TRIES = TELL + "with trying('this'):\n    1 / 0\ntell('behind', 3, most=2)"
 CRASHES = TELL + "tell('before', 1, good=True)\nimport os\nos.kill(os.getpid(), 11)"
@@ -96,6 +98,32 @@ def test_no_stage_keeps_the_next_from_running(tmp_path: Path) -> None:
     assert "it broke" in (tmp_path / "log").read_text()
     wrong = [line[1] for line in table(out) if line[0] == "✗"]
     assert wrong == ["raises", "tries", "tries", "crashes", "hangs"]
+    assert "ended with status 1: RuntimeError: it broke\n" in out
+
+
+def test_who_could_do_nothing_is_not_done(tmp_path: Path) -> None:
+    status, out, stages = check(tmp_path, {"idle": (60.0, IDLE), "silent": (60.0, "print()")})
+    assert status == 1 and "could do nothing: ZeroDivisionError: division by zero\n" in out
+    assert {name: (stage["how"], stage["good"]) for name, stage in stages.items()} == dict.fromkeys(
+        ("idle", "silent"), ("could do nothing", False)
+    )
+
+
+def test_what_ends_it_is_said_once(tmp_path: Path) -> None:
+    status, out, stages = check(tmp_path, {"machine": (60.0, ENDS), "good": (60.0, GOOD)})
+    assert status == 1 and list(stages) == ["machine"] and stages["machine"]["how"] == "done"
+    assert out.count("the rest was not run: no GPU: there is none\n") == 1
+    assert json.loads((tmp_path / "report.json").read_text())["ended"] == "no GPU: there is none"
+
+
+def test_without_a_gpu_it_ends_with_the_machine() -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(BENCH / "gpu_check.py"), "--only=machine,smoke"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=100
+    )
+    assert done.returncode == 1 and "the rest was not run: CuPy finds no GPU: " in done.stdout
+    assert "== smoke" not in done.stdout
 
 
 def test_when_time_is_over_the_rest_is_not_run(tmp_path: Path) -> None:

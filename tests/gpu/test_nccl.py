@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,70 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import cuda
-from nccl_standin import World, nccl
+from heard import Heard
+from summing import OLD, SHAPES, on, out, same, sums, whole_numbers, world
 
 import minidist as md
 from minidist import comm, observe
+from minidist.comm import nccl_library
 from minidist.comm.row import placed
 from minidist.device import host
-from minidist.dtypes import as_dtype
 from minidist.errors import ShapeError, UsageError
 from minidist.traffic import Outline
 
-SHAPES = [(), (0,), (5,), (7, 11), (64,)]
 FEW = ["cuda:0", "cuda*2", "cuda:0*3", "cuda:0.0,cuda:1.0,cuda:0.1"]
-OLD = 22907
-
-
-@contextmanager
-def world(libraries: Path, seed: int = 0, **how: Any) -> Iterator[World]:
-    with cuda(libraries, seed) as cupy, nccl(cupy, seed=seed, **how) as found:
-        yield found
-
-
-def whole_numbers(n: int, dtype: str, shapes: Any = SHAPES, seed: int = 0) -> list[list[Any]]:
-    """Return rows whose sums are exact in any order."""
-    rng = np.random.default_rng(seed)
-    low = 0 if dtype.startswith("u") else -9
-    return [
-        [rng.integers(low, 9, shape).astype(as_dtype(dtype)) for shape in shapes] for _ in range(n)
-    ]
-
-
-class Heard(observe.Observer):
-    """Bytes by link."""
-
-    def __init__(self) -> None:
-        self.links: Counter[str] = Counter()
-
-    def moved(self, source: str, destination: str, nbytes: int, what: str) -> None:
-        self.links[f"{source}->{destination}"] += nbytes
-
-
-def on(devices: Any, rows: Any) -> list[list[Any]]:
-    return [
-        [device.copy_in(array) for array in row] for device, row in zip(devices, rows, strict=True)
-    ]
-
-
-def out(device: Any, row: Any) -> list[np.ndarray]:
-    return [device.copy_out(array) for array in row]
-
-
-def same(got: Any, want: Any) -> None:
-    for one, other in zip(got, want, strict=True):
-        assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
-
-
-def sums(rows: Any, weights: Any = None, scale: float = 1.0) -> list[np.ndarray]:
-    """Return Σ(w·x)·scale, exact for what `whole_numbers` gives."""
-    weights = weights or [1.0] * len(rows)
-    totals = []
-    for column in zip(*rows, strict=True):
-        dtype = column[0].dtype
-        total = sum(w * x.astype("float64") for w, x in zip(weights, column, strict=True) if w)
-        totals.append(np.asarray(total * scale).astype(dtype))
-    return totals
 
 
 @pytest.mark.parametrize("version", [23203, OLD])
@@ -201,6 +147,31 @@ def test_a_sum_for_one_replica_or_the_host(libraries: Path, spec: str, version: 
         one.close()
 
 
+class Spans(observe.Observer):
+    """What is begun, of which kind and by whom, with the numbers of rows."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def begin(self, kind: str, name: str, about: dict[str, Any]) -> None:
+        if kind == "reduce":
+            self.found.append((name, about["sources"], about["destinations"]))
+
+
+@pytest.mark.parametrize("spec", ["nccl", "copy"])
+def test_a_sum_for_one_replica_is_in_a_trace_once(libraries: Path, spec: str) -> None:
+    with world(libraries):
+        devices = md.devices("cuda*2")
+        one = comm.make(spec, devices)
+        rows, heard = whole_numbers(2, "float32"), Spans()
+        wanted = on(devices, rows)[1]
+        with observe.attached(heard):
+            one.reduce(on(devices, rows), wanted, root=1, threads=1)
+        same(out(devices[1], wanted), sums(rows))
+        assert heard.found == [(type(one).__name__, 2, 1)]
+        one.close()
+
+
 @pytest.mark.parametrize("size", [12, 13, 0])
 @pytest.mark.parametrize("version", [23203, OLD])
 def test_each_replica_gets_its_share(libraries: Path, size: int, version: int) -> None:
@@ -293,7 +264,7 @@ def test_without_nccl_it_says_what_to_install(
     libraries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cuda(libraries, 0):
-        for name in ("nccl", "cupy.cuda"):
+        for name in ("nccl", "nccl.bindings", "nccl.bindings.nccl", "cupy.cuda"):
             monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(
             UsageError, match=r"nccl needs NCCL, which cannot be loaded .*pip install"
@@ -312,3 +283,52 @@ def test_ranks_share_a_gpu_unless_that_is_switched_off(
             one = comm.make("nccl", md.devices("cuda:0*4"))
             assert len(there.handles) == ranks
             one.close()
+
+
+@pytest.mark.parametrize(("order", "ranks"), [(None, 2), ("0", 8)])
+def test_ranks_share_no_gpu_whose_driver_runs_their_kernels_one_after_the_other(
+    libraries: Path, monkeypatch: pytest.MonkeyPatch, order: str | None, ranks: int
+) -> None:
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
+    if order is not None:
+        monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", order)
+    with world(libraries) as there:
+        monkeypatch.setattr(there.cupy.cuda.runtime, "driverGetVersion", lambda: 12020)
+        devices = md.devices(",".join(f"cuda:{gpu}.{k}" for gpu in range(2) for k in range(4)))
+        one = comm.make("nccl", devices)
+        assert len(there.handles) == ranks
+        rows = whole_numbers(8, "float32")
+        wanted = on(devices, rows)
+        one.all_reduce(on(devices, rows), wanted, threads=1)
+        for device, row in zip(devices, wanted, strict=True):
+            same(out(device, row), sums(rows))
+        one.close()
+
+
+@pytest.mark.parametrize(("spec", "each"), [("cuda:0*4", 8), ("cuda*2", 32), ("cuda:0*3", 10)])
+def test_ranks_of_one_gpu_take_no_more_blocks_than_can_run(
+    libraries: Path, spec: str, each: int
+) -> None:
+    """All of them at once, as they wait for each other; the stand-in refuses more."""
+    with world(libraries) as there:
+        one = comm.make("nccl", md.devices(spec))
+        assert {handle.blocks for handle in there.handles} == {each}
+        one.close()
+
+
+def test_nccl_finds_its_settings_and_keeps_those_of_others(
+    libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in nccl_library.SETTINGS:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with world(libraries):
+        nccl_library.load()
+        assert {name: os.environ[name] for name in nccl_library.SETTINGS} == {
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
+            "NCCL_RUNTIME_CONNECT": "0",
+        }
+        monkeypatch.setenv("NCCL_RUNTIME_CONNECT", "1")
+        nccl_library.load()
+        assert os.environ["NCCL_RUNTIME_CONNECT"] == "1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_nccl import world
+from summing import world
 
 from minidist.comm_bench.__main__ import main
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nccl_standin import Faults
-from test_nccl import SHAPES, on, out, same, sums, whole_numbers, world
+from summing import SHAPES, on, out, same, sums, whole_numbers, world
 
 import minidist as md
 from minidist import comm
@@ -63,6 +63,27 @@ def test_an_error_that_comes_later_ends_the_wait_for_the_sum(libraries: Path, sp
         with pytest.raises(PeerError, match=words):
             one.devices[-1].copy_out(rows[-1][2])
         check_over(there, one, "remote process exited")
+
+
+class Hearing(Peers):
+    """Peers that keep what they are told of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: SOON)
+        self.heard: list[BaseException] = []
+
+    def fail(self, failure: BaseException) -> None:
+        self.heard.append(failure)
+
+
+def test_the_peers_are_told_once_why_it_was_aborted(libraries: Path) -> None:
+    with world(libraries, faults=Faults(refused={CALLS - 1: 1})) as there:
+        peers = Hearing()
+        one = Nccl(md.devices("cuda*2"), peers=peers)
+        with pytest.raises(PeerError, match="unhandled cuda error") as caught:
+            all_reduce(one)
+        check_over(there, one, "unhandled cuda error")
+        assert peers.heard == [caught.value]
 
 
 def test_an_error_is_noticed_by_the_next_sum_too(libraries: Path) -> None:

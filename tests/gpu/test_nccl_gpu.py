@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import REAL, cuda, gpus
-from test_cuda_policies import given, starts, train
-from test_nccl import on, out, same, sums, whole_numbers
+from summing import on, out, same, sums, whole_numbers
+from training import given, starts, train
 
 import minidist as md
 from minidist import comm

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from nccl_standin import Faults
-from test_nccl import OLD, on, out, same, sums, whole_numbers, world
+from summing import OLD, on, out, same, sums, whole_numbers, world
 from thread_ranks import Meeting, ThreadPeers
 
 import minidist as md
 from minidist import comm
 from minidist.comm.nccl import Nccl
+from minidist.comm.nccl_library import Nccl4py
+from minidist.comm.nccl_ranks import NcclRanks
+from minidist.comm.nccl_teams import Teams, one_each
 from minidist.errors import MergeMismatchError, PeerError, UsageError
 
 
@@ -151,11 +154,26 @@ def test_who_does_something_else_is_named_before_nccl_is_asked(libraries: Path) 
         assert "all_reduce" not in there.gpu.calls
 
 
+def test_all_processes_must_have_one_version(libraries: Path) -> None:
+    def ranks(devices: Any, how: Any) -> NcclRanks:
+        library = Nccl4py()
+        library.version = [23203, OLD][how["peers"].me]
+        return NcclRanks(library, Teams(devices, one_each(devices)), how["peers"], [0, 1])
+
+    with world(libraries) as there:
+        for failure in processes(there, ["cuda:0", "cuda:1"], ranks):
+            assert isinstance(failure, UsageError)
+            said = "worker:0 has 2.32.3 through nccl4py, worker:1 has 2.29.7 through nccl4py"
+            assert said in str(failure)
+        assert not there.handles
+
+
 def test_an_old_nccl_takes_no_gpu_twice(libraries: Path) -> None:
     with world(libraries, version=OLD) as there:
         for failure in processes(there, ["cuda:0.0", "cuda:0.1"], lambda d, how: Nccl(d, **how)):
             assert isinstance(failure, UsageError)
             assert "worker:0 and worker:1 share a GPU" in str(failure)
+            assert "and this is 2.29.7 through nccl4py; give" in str(failure)
         assert not there.handles
     with world(libraries, version=OLD) as there:  # on another machine it is another one
         results = processes(

@@ -16,8 +16,9 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import pytest
 import ranks
 from devices import cuda
+from heard import Heard
 from nccl_standin import nccl
-from test_nccl import Heard, on, out, same, sums, whole_numbers
+from summing import on, out, same, sums, whole_numbers
 
 import minidist as md
 from minidist import comm, observe

@@ -9,8 +9,8 @@ from minidist.bench.flags.kinds import (
     DEVICE,
     EPOCH_COUNT,
     FOLDER,
+    KERNELS,
     SHARE,
-    TEXT,
     choice,
     flag,
     whole,
@@ -42,9 +42,10 @@ class Selection:
     )
     kernels: str | None = flag(
         None,
-        TEXT,
-        "what chooses who computes convolutions and products on CPUs: auto measures, gemm and "
-        "onednn take these, and a file of choices fixes them; by default MINIDIST_KERNELS, or auto",
+        KERNELS,
+        "what chooses who computes convolutions and products: on CPUs auto measures, gemm and "
+        "onednn take these, and a file of choices fixes them; on GPUs gemm leaves cuDNN out; by "
+        "default MINIDIST_KERNELS, or auto",
     )
     data_format: str = flag(
         "NHWC",

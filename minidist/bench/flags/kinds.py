@@ -140,6 +140,7 @@ FRACTION = real("a number from 0 to just below 1", lambda number: 0 <= number < 
 SHARE = real("a number above 0, at most 1", lambda number: 0 < number <= 1)
 DEVICE = Kind(_device, "cpu, cuda, or one GPU as cuda:0")
 TEXT = Kind(_text, "a text")
+KERNELS = Kind(_text, "auto, gemm, onednn or a file")
 FOLDER = Kind(_text, "a folder")
 OUTPUT_FILE = Kind(_output_file, "a file name in a folder that exists")
 TRACE_FILE = Kind(_trace_file, "a file name in a folder that exists, ending in .json or .html")

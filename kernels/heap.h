@@ -8,7 +8,8 @@
 // blocks are in lists by size, STEPS lists for each doubling, and two levels of bits say which lists
 // have any, so that one is found in a few instructions however many there are: the two-level
 // segregated fit of Masmano, Ripoll, Crespo and Real (2004). Of a list the block freed last is used
-// first, while it is still in the cache.
+// first, while it is still in the cache; blocks of the list that a size belongs to may be too small
+// for it, and only the first LOOKS of them are tried.
 //
 // When no free block is large enough, the system is asked for the huge pages behind those that the
 // heap has, so that blocks also join across what was given at different times. If somebody else has
@@ -43,6 +44,7 @@ constexpr size_t APART = size_t(1) << 36;  // bytes from where one heap begins t
 constexpr size_t PATIENCE = 32;
 constexpr int LOG_STEPS = 5, STEPS = 1 << LOG_STEPS;
 constexpr int ROWS = 56;  // of lists; the last is for 2^60 bytes
+constexpr size_t LOOKS = 8;
 
 constexpr size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -64,34 +66,15 @@ class Heap {
 
     // Return `bytes` of memory, or null where the system has no more.
     void *allocate(size_t bytes) noexcept {
-        if (bytes > LARGEST) return nullptr;
-        const size_t size = data_size(bytes);
-        std::unique_lock<std::mutex> hold(mutex_);
-        shrinks_ = false;
-        Block *block;
-        for (bool trimmed = false; !(block = find(size));) {
-            if (grow(size)) continue;
-            if (trimmed) return nullptr;
-            trimmed = true;
-            hold.unlock();
-            every().trim();
-            hold.lock();
-            shrinks_ = false;
-        }
-        remove(block);
-        cut(block, size);
-        count(block);
-        handed_out_ += block->size;
-        if (handed_out_ > PATIENCE * mapped_) give_back_idle();
-        hold.unlock();
-        if (poisoners > 0) memset(block->data(), POISON, block->size);
-        return block->data();
+        size_t dirty;
+        return allocate(bytes, dirty);
     }
 
     void *allocate_zeros(size_t count, size_t bytes) noexcept {
         if (bytes && count > LARGEST / bytes) return nullptr;
-        void *data = allocate(count * bytes);
-        if (data) memset(data, 0, count * bytes);
+        size_t dirty;
+        void *data = allocate(count * bytes, dirty);
+        if (data) memset(data, 0, std::min(dirty, count * bytes));
         return data;
     }
 
@@ -160,7 +143,8 @@ class Heap {
     struct alignas(ALIGNMENT) Segment {
         size_t bytes;
         Segment *next;
-        char *high;  // where the last of the blocks ends that were handed out since the last look
+        char *high;     // where the last block ends of those handed out since the last look
+        char *touched;  // and of those ever handed out; behind it all bytes but heads are 0
 
         char *start() { return reinterpret_cast<char *>(this); }
         Block *first() { return reinterpret_cast<Block *>(this + 1); }
@@ -176,6 +160,37 @@ class Heap {
         return rounded_up(std::max(bytes, size_t(1)), ALIGNMENT);
     }
     static Block *block_of(void *data) { return static_cast<Block *>(data) - 1; }
+
+    // The same, with how many bytes there are in front of those that are surely 0.
+    void *allocate(size_t bytes, size_t &dirty) noexcept {
+        if (bytes > LARGEST) return nullptr;
+        const size_t size = data_size(bytes);
+        std::unique_lock<std::mutex> hold(mutex_);
+        shrinks_ = false;
+        Block *block;
+        size_t looks = LOOKS;
+        while (!(block = find(size, looks))) {
+            if (grow(size)) continue;
+            if (looks > LOOKS) return nullptr;
+            looks = SIZE_MAX;  // of what there is, all
+            hold.unlock();
+            every().trim();
+            hold.lock();
+            shrinks_ = false;
+        }
+        remove(block);
+        cut(block, size);
+        dirty = std::max(block->segment->touched, block->data()) - block->data();
+        count(block);
+        handed_out_ += block->size;
+        if (handed_out_ > PATIENCE * mapped_) give_back_idle();
+        hold.unlock();
+        if (poisoners > 0) {
+            memset(block->data(), POISON, block->size);
+            dirty = block->size;
+        }
+        return block->data();
+    }
 
     // --- the system
 
@@ -221,7 +236,7 @@ class Heap {
             bytes = rounded_up(size + 3 * HEAD, HUGE_PAGE);
             char *start = map_somewhere(bytes);
             if (!start) return false;
-            segment = segments_ = new (start) Segment{bytes, segments_, nullptr};
+            segment = segments_ = new (start) Segment{bytes, segments_, nullptr, start};
             block = new (segment->first()) Block{0, false, segment, nullptr, nullptr, nullptr};
         }
 #ifdef MADV_HUGEPAGE
@@ -262,6 +277,7 @@ class Heap {
         remove(last);
         if (kept) {
             segment->bytes = kept;
+            segment->touched = std::min(segment->touched, start + kept);
             end_at(segment->end(), last);
             insert(last);
         } else {
@@ -288,7 +304,9 @@ class Heap {
     // Count a block as handed out.
     void count(Block *block) {
         in_use_ += block->size;
-        block->segment->high = std::max(block->segment->high, block->data() + block->size);
+        Segment *segment = block->segment;
+        segment->high = std::max(segment->high, block->data() + block->size);
+        segment->touched = std::max(segment->touched, segment->high);
     }
 
     // Let a block that is in no list have `size` bytes, and free what it has beyond that.
@@ -302,9 +320,12 @@ class Heap {
         release(behind->before);
     }
 
-    // Make one block of this and the one behind it, neither of which is in a list.
+    // Make one block of this and the one behind it, neither of which is in a list. The head between
+    // them may lie where all else is 0.
     static void join(Block *block) {
-        block->size += HEAD + block->behind()->size;
+        Block *behind = block->behind();
+        block->size += HEAD + behind->size;
+        memset(static_cast<void *>(behind), 0, HEAD);
         block->behind()->before = block;
     }
 
@@ -355,11 +376,11 @@ class Heap {
         return {shift + 1, int(units >> shift) - STEPS};
     }
 
-    // Return a block of at least that size: of its own list the first that is large enough, else
-    // any of the next list that has one.
-    Block *find(size_t size) {
+    // Return a block of at least that size: of the first `looks` of its own list one that is large
+    // enough, else any of the next list that has one.
+    Block *find(size_t size, size_t looks) {
         const Place at = place(size);
-        for (Block *block = lists_[at.row][at.column]; block; block = block->next)
+        for (Block *block = lists_[at.row][at.column]; block && looks--; block = block->next)
             if (block->size >= size) return block;
         const uint64_t columns = uint64_t(columns_[at.row]) >> (at.column + 1);
         if (columns) return lists_[at.row][at.column + 1 + __builtin_ctzll(columns)];

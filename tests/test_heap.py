@@ -6,6 +6,7 @@ import contextvars
 import gc
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidist as md
-from minidist.kernels import memory
-from minidist.kernels.memory import Heap
+from minidist.kernels import heap as heaps
+from minidist.kernels.heap import Heap
 from minidist.train import train_step
 
 HUGE = 1 << 21
@@ -101,6 +102,17 @@ def test_free_neighbours_become_one():
     del arrays[:]
     heap.empty((8 * HUGE,), np.uint8)
     assert heap.requests == requests
+
+
+def test_a_block_is_looked_for_in_a_few_of_many():
+    heap = Heap()
+    arrays = [heap.empty((size,), np.uint8) for _ in range(100) for size in (4096, 64)]
+    large, behind = (heap.empty((size,), np.uint8) for size in (4160, 64))
+    address = large.ctypes.data
+    del large  # both sizes are of one list, in which what was freed first comes last
+    del arrays[::2]
+    assert heap.empty((4160,), np.uint8).ctypes.data != address
+    assert behind.size
 
 
 def test_a_heap_belongs_to_the_context_that_asked_for_it():
@@ -190,6 +202,30 @@ def resident():
         return int(numbers.read().split()[1]) * resource.getpagesize()
 
 
+def test_a_trim_leaves_room_behind_an_array_that_ends_close_to_a_huge_page():
+    heap = Heap()
+    heap.empty((4 * HUGE,), np.uint8)
+    array = heap.empty((HUGE - 256,), np.uint8)  # with its head and those around it a huge page
+    array.fill(1)
+    heap.trim()
+    assert heap.mapped == 2 * HUGE
+    for size in (64, HUGE // 2, 4 * HUGE):
+        heap.empty((size,), np.uint8).fill(2)
+        heap.trim()
+    assert heap.mapped == 2 * HUGE and (array == 1).all()
+
+
+def test_zeros_do_not_touch_what_comes_from_the_system():
+    heap = Heap()
+    kept = heap.empty((1000,), np.uint8)
+    before = resident()
+    zeros = within(heap, lambda: np.zeros(20 * HUGE, np.uint8))
+    assert resident() - before <= 4 * HUGE
+    zeros.fill(1)
+    del zeros
+    assert not within(heap, lambda: np.zeros(25 * HUGE, np.uint8)).any() and kept.size
+
+
 def test_a_trim_also_gives_back_what_lies_between_arrays():
     heap = Heap()
     first, second = (heap.empty((16 * HUGE,), np.uint8) for _ in range(2))
@@ -217,16 +253,16 @@ def test_closing_a_strategy_gives_memory_back():
 
 def test_poison():
     heap = Heap()
-    memory.poison(1)
+    heaps.poison(1)
     try:
         array = heap.empty((3,), np.float32)
         assert np.isnan(array).all()
         assert not within(heap, lambda: np.zeros(5)).any()
-        memory.poison(1)
-        memory.poison(-1)
+        heaps.poison(1)
+        heaps.poison(-1)
         assert (heap.empty((2,), np.int64) == -1).all()
     finally:
-        memory.poison(-1)
+        heaps.poison(-1)
     array.fill(0)
     del array
     assert not np.isnan(heap.empty((3,), np.float32)).any()
@@ -239,22 +275,27 @@ def test_a_forked_child_has_its_own():
     heap = Heap()
     array = heap.empty((50_000,), np.float64)
     array.fill(1)
+    blocks = [heap.empty((size,), np.uint8) for _ in range(20) for size in (2 * HUGE, 1)]
+    del blocks[::2]
     stop = threading.Event()
 
     def work():
         while not stop.is_set():
-            heap.empty((5000,), np.float64)
+            heap.trim()  # which has the heap's lock for long, and not Python's
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
     try:
-        for _ in range(10):
+        for _ in range(20):
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore", DeprecationWarning
                 )  # of threads, which is the point
                 child = os.fork()
             if child == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(10)  # ends a child that waits for a lock
                 new = heap.empty((50_000,), np.float64)
                 new.fill(2)
                 array.fill(3)
@@ -263,8 +304,9 @@ def test_a_forked_child_has_its_own():
             assert os.waitpid(child, 0)[1] == 0
     finally:
         stop.set()
-        thread.join()
-    assert (array == 1).all()
+        for thread in threads:
+            thread.join()
+    assert (array == 1).all() and blocks
 
 
 def python(program):
@@ -304,7 +346,7 @@ def test_where_there_is_no_more_memory_other_heaps_give_back_first_and_numpy_say
         """
         import resource
         import numpy as np
-        from minidist.kernels.memory import Heap
+        from minidist.kernels.heap import Heap
 
         first, second = Heap(), Heap()
         size = 512 << 20

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 
 class Heap:
-    """Memory for arrays, kept for the next ones when they are gone; see memory.h for its promises.
+    """Memory for arrays, kept for the next ones when they are gone; see heap.h for its promises.
 
     Any number of threads may use one heap. It is there as long as anybody has it, or an array of
     its memory.

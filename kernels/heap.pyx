@@ -14,7 +14,7 @@ import numpy as np
 
 cnp.import_array()
 
-cdef extern from "memory.h" namespace "minidist" nogil:
+cdef extern from "heap.h" namespace "minidist" nogil:
     struct State "minidist::Heap::State":
         size_t mapped
         size_t in_use
@@ -62,7 +62,7 @@ cdef void forget(object capsule) noexcept:
 
 
 cdef class Heap:
-    """Memory for arrays, kept for the next ones when they are gone; see memory.h for its promises.
+    """Memory for arrays, kept for the next ones when they are gone; see heap.h for its promises.
 
     Any number of threads may use one heap. It is there as long as anybody has it, or an array of
     its memory.
