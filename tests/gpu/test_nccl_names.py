@@ -25,6 +25,7 @@ from minidist.errors import PeerError
 
 bindings = pytest.importorskip("nccl.bindings.nccl")
 cupy = pytest.importorskip("cupy.cuda.nccl")
+runtime = pytest.importorskip("cupy").cuda.runtime
 
 ARGUMENTS = {  # of ours, as the bindings call them
     "handle": {"comm"},
@@ -135,7 +136,9 @@ def test_the_better_binding_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     library = load()
     assert isinstance(library, Nccl4py) and not library.blocking
-    assert library.several == (library.version >= 23000)
+    for driver, orders_by_launch in ((12030, True), (12020, False)):
+        monkeypatch.setattr(runtime, "driverGetVersion", lambda known=driver: known)
+        assert library.several == (library.version >= 23000 and orders_by_launch)
 
 
 def test_config_has_what_is_set() -> None:
