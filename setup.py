@@ -25,7 +25,7 @@ FLAGS = [
     "-pthread",
 ]
 # A product of matrices is the exception, as in BLAS: its bits are those of a kind of processor.
-CONTRACTED = {"convolution"}
+CONTRACTED = {"attention", "convolution", "tiles"}
 
 extensions = [
     Extension(
@@ -62,12 +62,13 @@ def onednn() -> list[Extension]:
         return []
     if not headers or not libraries:
         return []
+    folders = sorted({str(Path(path).parent) for path in headers})
     return [
         Extension(
             "minidist.kernels.onednn",
             ["kernels/onednn.cpp"],
             language="c++",
-            include_dirs=[pybind11.get_include(), *{str(Path(path).parent) for path in headers}],
+            include_dirs=["kernels", pybind11.get_include(), *folders],
             extra_objects=[libraries[0]],
             extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fopenmp"],
             extra_link_args=["-fopenmp"],

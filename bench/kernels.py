@@ -29,7 +29,7 @@ SHAPES = {  # of images, classes, and images in a batch
     "resnet20": ((32, 32, 3), 10, 32),
     "resnet50": ((224, 224, 3), 1000, 4),
 }
-NAMES = ("gemm", "direct", "onednn", "onednn-any", "onednn-sgemm")
+NAMES = ("gemm", "direct", "tiles", "onednn", "onednn-any", "onednn-sgemm")
 TURNS = 7
 
 

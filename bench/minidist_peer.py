@@ -22,14 +22,17 @@ from peers.networks import MOMENTUM, NETWORKS, RATE, shapes
 
 import minidist as md
 from minidist import comm
+from minidist.data import Batches, preprocess
+from minidist.data.dataset import shuffled
+from minidist.data.pixels import Pixels
 from minidist.train import train_step
 from minidist.variable_mgr import POLICIES
 
 POLICY = "--variable-update", {"choices": list(POLICIES), "default": "replicated"}
-ASKED = jobs.asked(
-    __doc__, (*NETWORKS, "allreduce", "optimizer", "merge_call", "input", "import"), POLICY
-)
-if ASKED.workload != "import":  # which times fresh interpreters only
+WORKLOADS = (*NETWORKS, "allreduce", "optimizer", "merge_call", "input", "jpeg", "import")
+ASKED = jobs.asked(__doc__, WORKLOADS, POLICY, jobs.PHOTOS)
+# Of these the first times fresh interpreters only, and the others' workers need cores too.
+if ASKED.workload not in ("import", "input", "jpeg"):
     # The cores are shared among the replicas, so their number says how many threads each has.
     cores = sorted(os.sched_getaffinity(0))[: ASKED.replicas * ASKED.threads]
     os.sched_setaffinity(0, cores)
@@ -165,7 +168,7 @@ def merges() -> None:
 
 
 def pipelines() -> None:
-    """The transform in NumPy, as a user writes it: in the caller, or in a thread ahead of it."""
+    """The transform in NumPy, as a user writes it, and minidist's own, of images in memory."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (jobs.EXAMPLES, 32, 32, 3), np.uint8)
     labels = random.integers(0, 10, jobs.EXAMPLES)
@@ -205,9 +208,57 @@ def pipelines() -> None:
                 batches = source(transform)
                 if workers:
                     batches = iter(on.distribute_dataset(batches))
-                seconds = jobs.window(ASKED, more * ASKED.steps, batches.__next__)
+                seconds, cores = jobs.busy_window(ASKED, more * ASKED.steps, batches.__next__)
                 variant = f"{transform.__name__}-workers{workers}"
-                answer(variant, seconds, batch, "images/s", batch=batch)
+                answer(variant, seconds, batch, "images/s", batch=batch, cores_used=round(cores, 2))
+    shift = -np.float32(jobs.MEAN) * scale
+    split = Pixels(images, labels, pad=4, scale=scale, shift=shift)
+    for workers in jobs.WORKERS:
+        batches = iter(Batches(split, batch, seed=1, workers=workers, ahead=4))
+        seconds, cores = jobs.busy_window(ASKED, 40 * ASKED.steps, batches.__next__)
+        answer(
+            f"own-workers{workers}",
+            seconds,
+            batch,
+            "images/s",
+            batch=batch,
+            cores_used=round(cores, 2),
+        )
+
+
+class Photographs:
+    """A Split of encoded images in memory, of no class."""
+
+    shape: tuple[int, ...] = (jobs.PHOTO_SIZE, jobs.PHOTO_SIZE, 3)
+    dtype = np.dtype(np.float32)
+    label_shape: tuple[int, ...] = ()
+    grain = 1
+
+    def __init__(self, files: list[bytes]) -> None:
+        self.files = files
+        self.prepare = preprocess.make(md.data.Settings(distortions=False), self.shape, train=True)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def order(self, seed: int, epoch: int) -> Any:
+        return shuffled(len(self), seed, epoch)
+
+    def read(self, numbers: Any, seed: int, epoch: int, inputs: Any, labels: Any) -> None:
+        labels[...] = 0
+        for row, number in enumerate(numbers.tolist()):
+            self.prepare(self.files[number], seed, epoch, number, inputs[row])
+
+
+def photographs() -> None:
+    """Decode a random part of each file, flip, resize and scale it."""
+    split, batch = Photographs(jobs.photos(ASKED)), ASKED.batch or jobs.PHOTO_BATCH
+    for workers in jobs.WORKERS:
+        batches = iter(Batches(split, batch, seed=1, workers=workers, ahead=4))
+        seconds, cores = jobs.busy_window(ASKED, ASKED.steps, batches.__next__)
+        answer(
+            f"workers{workers}", seconds, batch, "images/s", batch=batch, cores_used=round(cores, 2)
+        )
 
 
 _TWO = "import minidist as md\nmd.Strategy('cpu*2').run(lambda: None)\n"
@@ -225,6 +276,7 @@ OTHERS = {
     "optimizer": optimizer,
     "merge_call": merges,
     "input": pipelines,
+    "jpeg": photographs,
     "import": start,
 }
 

@@ -16,13 +16,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from unittest import mock
 
 import numpy as np
+from peers.networks import NETWORKS
 from threadpoolctl import threadpool_limits
 
 import minidist as md
+from minidist import observe
 from minidist.device.cpu import CpuDevice
+from minidist.instruments.primitives import Kept, told
 from minidist.train import train_step
 
 ROUNDS = 15
@@ -124,6 +128,30 @@ def by_round(values: Sequence[float], scale: float) -> list[float]:
     return [statistics.median(values[i * size : (i + 1) * size]) * scale for i in range(ROUNDS)]
 
 
+def primitives() -> None:
+    """Compare steps of two replicas with their own operations, each timed alone, in turns."""
+    for name, network in NETWORKS.items():
+        random = np.random.default_rng(0)
+        with md.Strategy("cpu*2") as strategy:
+            with strategy.scope():
+                model = md.models.build(name, network.image, network.classes)
+            optimizer = md.optim.Momentum(0.001)
+            images = random.standard_normal((network.batch, *network.image), np.float32)
+            labels = random.integers(0, network.classes, network.batch)
+            places = [strategy.run(md.constant, x) for x in (images, labels)]
+            step = partial(strategy.run, train_step, model, optimizer, *places)
+            median_time(step, 5)
+            times = []
+            for _ in range(ROUNDS):
+                whole, kept = median_time(step, 7), Kept()
+                with told(), observe.attached(kept):
+                    step()
+                times.append((whole, max(kept.alone(strategy).values())))
+        show(f"{name}, 2 replicas: a step", [1e3 * a for a, _ in times], "ms")
+        show("  its operations alone", [1e3 * b for _, b in times], "ms")
+        show("  ratio", [100 * a / b for a, b in times], "%", "target: 110")
+
+
 def importing() -> None:
     """Compare fresh interpreters that import numpy, and minidist."""
 
@@ -176,6 +204,7 @@ MEASUREMENTS = {
     "run": run,
     "plain": plain,
     "memory": memory,
+    "primitives": primitives,
     "import": importing,
 }
 

@@ -8,10 +8,10 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libcpp.vector cimport vector
 
-cdef extern from "Python.h":
+cdef extern from "gil.h":
     ctypedef struct PyThreadState
-    PyThreadState *PyEval_SaveThread() noexcept
-    void PyEval_RestoreThread(PyThreadState *state) noexcept
+    PyThreadState *md_let_go() noexcept
+    void md_take_back(PyThreadState *state) noexcept
 
 cdef extern from "arrays.h":
     ctypedef void (*md_parallel)(
@@ -32,12 +32,12 @@ cdef inline md_parallel the_team(object capsule) except NULL:
 
 # The GIL is let go for work above 16 Ki elements; below, keeping it is cheaper.
 cdef inline PyThreadState *let_go(Py_ssize_t elements) noexcept:
-    return PyEval_SaveThread() if elements > 16384 else NULL
+    return md_let_go() if elements > 16384 else NULL
 
 
 cdef inline void take_back(PyThreadState *state) noexcept:
     if state != NULL:
-        PyEval_RestoreThread(state)
+        md_take_back(state)
 
 
 cdef inline str describe(object item):

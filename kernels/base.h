@@ -28,6 +28,7 @@
 // A loop marked MD_CLONES is compiled for plain x86-64, for AVX2 and for AVX-512, and the loader
 // picks the best one, so that one wheel is fast on every machine. All clones give the same bits:
 // the build forbids contraction and reassociation, and the formulas are inlined into each clone.
+// Where it allows contraction (CONTRACTED in setup.py) those of processors that have it round less.
 // A build for one fixed target defines MD_CLONES as nothing.
 #ifndef MD_CLONES
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)

@@ -2,8 +2,8 @@
 
 Results are written into arrays of the caller. All but softmax have the CPU's bits (but for
 subnormal numbers, which CuPy's compiler takes for 0); softmax adds up in an order of its own, which
-depends on the shape alone. Narrow arrays, float16 or
-bfloat16, are computed with in float32, and each result is rounded once.
+depends on the shape alone. Narrow arrays, float16 or bfloat16, are computed with in float32, and
+each result is rounded once.
 
 A TypeError or ValueError names the array of a wrong dtype, size or layout. What lies in an array is
 not looked at: a GPU cannot raise.
@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from minidist.kernels.grid import (
-    CHUNK,
     THREADS,
+    WARPS,
     Array,
     Machine,
     blocks,
     check,
+    elements,
     launch,
     pointers,
     struct,
@@ -33,18 +34,27 @@ from minidist.kernels.source import Module
 
 Words = Sequence[int]
 
-_WARPS = THREADS // 32  # of a block
 _INT64 = np.dtype(np.int64)
 
 
 def relu(machine: Machine, x: Array, y: Array) -> None:
     """Store x where it is not negative, else 0, in y, which may be x. NaN stays NaN."""
-    _elements(machine, "relu", x.size, {"x": x, "y": y})
+    elements(machine, _module(x), "relu", {"x": x, "y": y})
 
 
 def relu_backward(machine: Machine, dy: Array, y: Array, dx: Array) -> None:
     """Store dy where y > 0, else 0, in dx, which may be dy or y."""
-    _elements(machine, "relu_backward", dy.size, {"dy": dy, "y": y, "dx": dx})
+    elements(machine, _module(dy), "relu_backward", {"dy": dy, "y": y, "dx": dx})
+
+
+def relu6(machine: Machine, x: Array, y: Array) -> None:
+    """Store 0 where x is negative, 6 where it is above, else x, in y, which may be x."""
+    elements(machine, _module(x), "relu6", {"x": x, "y": y})
+
+
+def relu6_backward(machine: Machine, dy: Array, y: Array, dx: Array) -> None:
+    """Store dy where 0 < y < 6, else 0, in dx, which may be dy or y."""
+    elements(machine, _module(dy), "relu6_backward", {"dy": dy, "y": y, "dx": dx})
 
 
 def uniform(machine: Machine, out: Array, key: Words, counter: Words) -> None:
@@ -53,7 +63,7 @@ def uniform(machine: Machine, out: Array, key: Words, counter: Words) -> None:
     See minidist.kernels.layer.uniform.
     """
     stream = _stream("uniform", key, counter, out.nbytes // 4)
-    _elements(machine, "uniform", out.size, {"out": out}, stream, source="random")
+    elements(machine, Module("random", out.dtype.name), "uniform", {"out": out}, stream)
 
 
 def dropout(machine: Machine, x: Array, y: Array, rate: float, key: Words, counter: Words) -> None:
@@ -65,7 +75,7 @@ def dropout(machine: Machine, x: Array, y: Array, rate: float, key: Words, count
         raise ValueError(f"dropout: rate must be at least 0 and below 1, got {rate}")
     stream = _stream("dropout", key, counter, x.size)
     dropped, scale = np.int32(ceil(rate * 16777216)), wide(x.dtype.name).type(1 / (1 - rate))
-    _elements(machine, "dropout", x.size, {"x": x, "y": y}, stream, dropped, scale)
+    elements(machine, _module(x), "dropout", {"x": x, "y": y}, stream, dropped, scale)
 
 
 def softmax(machine: Machine, x: Array, y: Array) -> None:
@@ -100,7 +110,7 @@ def softmax_cross_entropy(
         raise ValueError(f"{verb}: {n} examples, but no classes")
     arguments = (np.int64(n), np.int64(classes))
     arrays = pointers(machine, logits, labels, losses, dlogits)
-    launch(machine, Module("layer", dtype.name), verb, blocks(n, _WARPS), *arguments, *arrays)
+    launch(machine, _module(logits), verb, blocks(n, WARPS), *arguments, *arrays)
 
 
 def scatter_add(machine: Machine, a: Array, ascending: Array, order: Array, rows: Array) -> None:
@@ -117,7 +127,7 @@ def scatter_add(machine: Machine, a: Array, ascending: Array, order: Array, rows
     grid = blocks(count * width, THREADS)
     arrays = pointers(machine, ascending, order, rows, a)
     sizes = np.int64(count), np.int64(width)
-    launch(machine, Module("layer", dtype.name), "scatter_add", grid, *sizes, *arrays)
+    launch(machine, _module(a), "scatter_add", grid, *sizes, *arrays)
 
 
 def _stream(verb: str, key: Words, counter: Words, words: int) -> Any:
@@ -132,20 +142,8 @@ def _stream(verb: str, key: Words, counter: Words, words: int) -> Any:
     return struct("u4", *key, *counter)
 
 
-def _elements(
-    machine: Machine,
-    verb: str,
-    n: int,
-    arrays: dict[str, Array],
-    *more: Any,
-    source: str = "layer",
-) -> None:
-    """Launch what is done element by element, over arrays of n elements of one dtype."""
-    dtype = next(iter(arrays.values())).dtype
-    for name, array in arrays.items():
-        check(verb, name, array, dtype, n)
-    arguments = (np.int64(n), *pointers(machine, *arrays.values()), *more)
-    launch(machine, Module(source, dtype.name), verb, blocks(n, CHUNK), *arguments)
+def _module(array: Array) -> Module:
+    return Module("layer", array.dtype.name)
 
 
 def _rows(machine: Machine, verb: str, x: Array, y: Array) -> None:
@@ -155,4 +153,4 @@ def _rows(machine: Machine, verb: str, x: Array, y: Array) -> None:
     check(verb, "y", y, dtype, x.size)
     rows = x.size // classes if classes else 0
     arguments = (np.int64(rows), np.int64(classes), *pointers(machine, x, y))
-    launch(machine, Module("layer", dtype.name), verb, blocks(rows, _WARPS), *arguments)
+    launch(machine, _module(x), verb, blocks(rows, WARPS), *arguments)

@@ -1,14 +1,17 @@
-"""Windows of layer.pyx on a GPU: columns of a convolution, max and average pooling.
+"""Windows of layer.pyx and depthwise.pyx on a GPU: columns, pooling, depthwise convolution.
 
-Arguments and bits are those of the CPU's verbs (but for subnormal numbers, which CuPy's compiler
-takes for 0): images [n, h, w, c], windows [n, rows, columns, ...], results written into arrays of
-the caller. `position` is (kh, kw, stride_h, stride_w, pad_top, pad_left). Narrow arrays, float16 or
-bfloat16, are computed with in float32, and each result is rounded once.
+Arguments are those of the CPU's verbs: images [n, h, w, c], windows [n, rows, columns, ...],
+results written into arrays of the caller. `position` is (kh, kw, stride_h, stride_w, pad_top,
+pad_left). Bits are the CPU's too (but for subnormal numbers, which CuPy's compiler takes for 0),
+save those of the gradient of depthwise filters. Narrow arrays, float16 or bfloat16, are computed
+with in float32, and each result is rounded once.
 
 A TypeError or ValueError names the array of a wrong dtype, size or layout.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 
@@ -26,6 +29,9 @@ from minidist.kernels.grid import (
 from minidist.kernels.source import Module
 
 Position = tuple[int, int, int, int, int, int]
+
+SLABS = 256  # of windows, at most, among which a sum over all of them is divided
+WINDOWS = 64  # of a slab, at least
 
 
 def im2col(machine: Machine, x: Array, columns: Array, position: Position) -> None:
@@ -66,6 +72,34 @@ def average_pool_backward(machine: Machine, dy: Array, dx: Array, position: Posi
     _launch(machine, "average_pool_backward", dx, dy, position, {"dy": dy, "dx": dx})
 
 
+def depthwise(machine: Machine, x: Array, w: Array, y: Array, position: Position) -> None:
+    """Store in y the sum of each window of x times the filter w [kh, kw, c], by channel."""
+    _launch(machine, "depthwise", x, y, position, {"x": x, "w": w, "y": y})
+
+
+def depthwise_backward_input(
+    machine: Machine, dy: Array, w: Array, dx: Array, position: Position
+) -> None:
+    """Store in dx [n, h, w, c] the gradient of depthwise's x."""
+    arrays = {"dy": dy, "w": w, "dx": dx}
+    _launch(machine, "depthwise_backward_input", dx, dy, position, arrays)
+
+
+def depthwise_backward_filter(
+    machine: Machine, x: Array, dy: Array, dw: Array, position: Position
+) -> None:
+    """Store in dw [kh, kw, c] the gradient of depthwise's w.
+
+    It is added up in an order of its own, which depends on the shape alone.
+    """
+    windows = prod(dy.shape[:3])
+    slabs = min(SLABS, max(windows // WINDOWS, 1))
+    parts = machine.empty((slabs, *dw.shape), wide(x.dtype.name))
+    given, number = {"x": x, "dy": dy, "parts": parts}, (np.int32(slabs),)
+    _launch(machine, "depthwise_parts", x, dy, position, given, number)
+    _launch(machine, "depthwise_together", x, dy, position, {"parts": parts, "dw": dw}, number)
+
+
 def _launch(
     machine: Machine,
     verb: str,
@@ -73,11 +107,12 @@ def _launch(
     windows: Array,
     position: Position,
     arrays: dict[str, Array],
+    numbers: tuple[np.int32, ...] = (),
 ) -> None:
     """Launch a verb on images [n, h, w, c] and windows [n, rows, columns, ...].
 
-    `arrays` are its arguments by name: "argmax" is int32, "columns" that are added up are of the
-    type that is computed with, all others are of the images' dtype.
+    `arrays` are its arguments by name: "argmax" is int32, "columns" that are added up and "parts"
+    are of the type that is computed with, all others are of the images' dtype. `numbers` follow.
     """
     n, h, w, c = images.shape
     rows, columns = windows.shape[1:3]
@@ -99,7 +134,10 @@ def _launch(
             )
     places = n * rows * columns * c
     sizes = {"x": n * h * w * c, "dx": n * h * w * c, "columns": places * kh * kw}
-    types = {"argmax": np.dtype(np.int32)}
+    sizes |= dict.fromkeys(("w", "dw"), kh * kw * c)
+    if "parts" in arrays:
+        sizes["parts"] = arrays["parts"].size
+    types = {"argmax": np.dtype(np.int32), "parts": wide(dtype.name)}
     if verb == "col2im":
         types["columns"] = wide(dtype.name)
     for name, array in arrays.items():
@@ -114,4 +152,5 @@ def _launch(
         grid,
         geometry,
         *pointers(machine, *arrays.values()),
+        *numbers,
     )

@@ -86,6 +86,35 @@ template <class Body> MD_GPU void md_chunks(ptrdiff_t n, Body body) {
     }
 }
 
+// y = formula(x), element by element; y may be x.
+template <class Formula> MD_GPU void md_map(ptrdiff_t n, const T *x, T *y, Formula formula) {
+    const bool aligned = md_aligned(x) && md_aligned(y);
+    md_chunks(n, [&](ptrdiff_t first, int count) {
+        md_each<MD_WIDTH>(aligned, count, [&](auto width, int i) {
+            constexpr int N = decltype(width)::value;
+            auto pack = md_load<N>(x + first + i);
+            for (T &number : pack.at) md_round(formula(md_widen(number)), number);
+            md_store<N>(y + first + i, pack);
+        });
+    });
+}
+
+// c = formula(a, b), element by element; c may be any of them.
+template <class Formula>
+MD_GPU void md_map(ptrdiff_t n, const T *a, const T *b, T *c, Formula formula) {
+    const bool aligned = md_aligned(a) && md_aligned(b) && md_aligned(c);
+    md_chunks(n, [&](ptrdiff_t first, int count) {
+        md_each<MD_WIDTH>(aligned, count, [&](auto width, int i) {
+            constexpr int N = decltype(width)::value;
+            auto pack = md_load<N>(a + first + i);
+            const auto other = md_load<N>(b + first + i);
+            for (int k = 0; k < N; ++k)
+                md_round(formula(md_widen(pack.at[k]), md_widen(other.at[k])), pack.at[k]);
+            md_store<N>(c + first + i, pack);
+        });
+    });
+}
+
 // A table of tensors, as arrays.h has it for the host: a row is one tensor in all its roles, a
 // column is one role. Its rows, however unequal, are cut into chunks, and a chunk is what a block
 // does at a time. So one launch serves all tensors of a model.

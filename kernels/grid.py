@@ -19,6 +19,7 @@ Tensors = Sequence[Any]
 HostArray = np.ndarray[Any, Any]
 
 THREADS = 256  # of a block; grid.cuh's MD_BLOCK
+WARPS = THREADS // 32  # of a block
 CHUNK = 4096  # elements that a block does at a time; reduce.h's MD_CHUNK
 BLOCKS = 1 << 15  # at most; the grid strides over the rest
 
@@ -87,6 +88,20 @@ def launch(
     """Run a kernel, unless there is nothing to do for it."""
     if min(grid) > 0:
         machine.launch(module, kernel, grid, THREADS, arguments)
+
+
+def elements(
+    machine: Machine, module: Module, verb: str, arrays: dict[str, Array], *more: Any
+) -> None:
+    """Launch what is done element by element, over arrays of one size and dtype; `more` follows.
+
+    A ValueError or TypeError names the first array that does not match.
+    """
+    first = next(iter(arrays.values()))
+    for name, array in arrays.items():
+        check(verb, name, array, first.dtype, first.size)
+    arguments = (np.int64(first.size), *pointers(machine, *arrays.values()), *more)
+    launch(machine, module, verb, blocks(first.size, CHUNK), *arguments)
 
 
 class Table:

@@ -1,33 +1,23 @@
 // What layers compute element by element or row by row, on a GPU: ReLU, dropout, softmax and its
 // cross-entropy, and rows that are added to others.
 
-#include "grid.cuh"
 #include "layer.h"
+#include "warp.cuh"
 
 MD_KERNEL relu(ptrdiff_t n, const T *x, T *y) {
-    const bool aligned = md_aligned(x) && md_aligned(y);
-    md_chunks(n, [&](ptrdiff_t first, int count) {
-        md_each<MD_WIDTH>(aligned, count, [&](auto width, int i) {
-            constexpr int N = decltype(width)::value;
-            auto pack = md_load<N>(x + first + i);
-            for (T &number : pack.at) md_round(md_relu(md_widen(number)), number);
-            md_store<N>(y + first + i, pack);
-        });
-    });
+    md_map(n, x, y, [](W number) { return md_relu(number); });
 }
 
 MD_KERNEL relu_backward(ptrdiff_t n, const T *dy, const T *y, T *dx) {
-    const bool aligned = md_aligned(dy) && md_aligned(y) && md_aligned(dx);
-    md_chunks(n, [&](ptrdiff_t first, int count) {
-        md_each<MD_WIDTH>(aligned, count, [&](auto width, int i) {
-            constexpr int N = decltype(width)::value;
-            auto from = md_load<N>(dy + first + i);
-            const auto at = md_load<N>(y + first + i);
-            for (int k = 0; k < N; ++k)
-                md_round(md_relu_backward(md_widen(from.at[k]), md_widen(at.at[k])), from.at[k]);
-            md_store<N>(dx + first + i, from);
-        });
-    });
+    md_map(n, dy, y, dx, [](W d, W at) { return md_relu_backward(d, at); });
+}
+
+MD_KERNEL relu6(ptrdiff_t n, const T *x, T *y) {
+    md_map(n, x, y, [](W number) { return md_relu6(number); });
+}
+
+MD_KERNEL relu6_backward(ptrdiff_t n, const T *dy, const T *y, T *dx) {
+    md_map(n, dy, y, dx, [](W d, W at) { return md_relu6_backward(d, at); });
 }
 
 // Word i of the stream decides on element i, so a thread has the four elements of a block of it.
@@ -56,26 +46,11 @@ MD_KERNEL dropout(ptrdiff_t n, const T *x, T *y, md_stream stream, int dropped, 
     });
 }
 
-// The largest, or the sum, over the threads of a warp; every thread gets it.
-MD_GPU W md_warp_max(W x) {
-    for (int other = MD_WARP / 2; other > 0; other /= 2) {
-        const W theirs = __shfl_xor_sync(~0u, x, other);
-        x = theirs > x ? theirs : x;
-    }
-    return x;
-}
-MD_GPU W md_warp_sum(W x) {
-    for (int other = MD_WARP / 2; other > 0; other /= 2) x += __shfl_xor_sync(~0u, x, other);
-    return x;
-}
-
 // Call body(row, lane, top, sum) for the rows of x, a warp a row: top is the row's largest number,
 // sum that of e^(x - top). Where one is NaN the sum is.
 template <class Body>
 MD_GPU void md_softmax(ptrdiff_t rows, ptrdiff_t classes, const T *x, Body body) {
-    const int lane = threadIdx.x % MD_WARP, warps = blockDim.x / MD_WARP;
-    for (ptrdiff_t row = ptrdiff_t(blockIdx.x) * warps + threadIdx.x / MD_WARP; row < rows;
-         row += ptrdiff_t(gridDim.x) * warps) {
+    md_warp_rows(rows, [&](ptrdiff_t row, int lane) {
         const T *numbers = x + row * classes;
         W top = md_widen(numbers[0]), sum = 0;
         for (ptrdiff_t i = lane; i < classes; i += MD_WARP) {
@@ -86,7 +61,7 @@ MD_GPU void md_softmax(ptrdiff_t rows, ptrdiff_t classes, const T *x, Body body)
         for (ptrdiff_t i = lane; i < classes; i += MD_WARP)
             sum += md_exp(md_widen(numbers[i]) - top);
         body(row, lane, top, md_warp_sum(sum));
-    }
+    });
 }
 
 MD_KERNEL softmax(ptrdiff_t rows, ptrdiff_t classes, const T *x, T *y) {

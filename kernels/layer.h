@@ -8,6 +8,8 @@
 // NaN stays NaN, so that a broken model is seen in its loss.
 template <class T> MD_FN T md_relu(T x) { return x < 0 ? 0 : x; }
 template <class T> MD_FN T md_relu_backward(T dy, T y) { return y > 0 ? dy : 0; }
+template <class T> MD_FN T md_relu6(T x) { return x > 6 ? 6 : md_relu(x); }
+template <class T> MD_FN T md_relu6_backward(T dy, T y) { return y > 0 && y < 6 ? dy : 0; }
 
 // `dropped` is the rate in units of 2^-24; `scale` is 1 / (1 - rate).
 template <class T> MD_FN T md_dropout(T x, md_u32 word, int dropped, T scale) {
@@ -68,15 +70,17 @@ static void md_elements(md_parallel parallel, ptrdiff_t n, ptrdiff_t bytes, int 
     md_share(parallel, (n + step - 1) / step, md_grain(bytes * step), threads, steps);
 }
 
-template <class T> MD_CLONES static void md_relu_loop(ptrdiff_t n, const T *x, T *y) {
+// `SIX` says that it is ReLU6.
+template <bool SIX, class T> MD_CLONES static void md_relu_loop(ptrdiff_t n, const T *x, T *y) {
     MD_IVDEP
-    for (ptrdiff_t i = 0; i < n; ++i) y[i] = md_relu(x[i]);
+    for (ptrdiff_t i = 0; i < n; ++i) y[i] = SIX ? md_relu6(x[i]) : md_relu(x[i]);
 }
 
-template <class T>
+template <bool SIX, class T>
 MD_CLONES static void md_relu_backward_loop(ptrdiff_t n, const T *dy, const T *y, T *dx) {
     MD_IVDEP
-    for (ptrdiff_t i = 0; i < n; ++i) dx[i] = md_relu_backward(dy[i], y[i]);
+    for (ptrdiff_t i = 0; i < n; ++i)
+        dx[i] = SIX ? md_relu6_backward(dy[i], y[i]) : md_relu_backward(dy[i], y[i]);
 }
 
 template <class T>
@@ -107,24 +111,25 @@ MD_CLONES static void md_softmax_rows(ptrdiff_t first, ptrdiff_t last, ptrdiff_t
     }
 }
 
-static inline void md_relu_all(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
+static inline void md_relu_all(md_parallel parallel, int threads, bool wide, bool six, ptrdiff_t n,
                                const void *x, void *y) {
     md_by_type(wide, [&](auto zero) {
         using T = decltype(zero);
+        const auto loop = six ? md_relu_loop<true, T> : md_relu_loop<false, T>;
         md_elements(parallel, n, 2 * sizeof(T), threads, [&](ptrdiff_t first, ptrdiff_t count) {
-            md_relu_loop(count, static_cast<const T *>(x) + first, static_cast<T *>(y) + first);
+            loop(count, static_cast<const T *>(x) + first, static_cast<T *>(y) + first);
         });
     });
 }
 
-static inline void md_relu_backward_all(md_parallel parallel, int threads, bool wide, ptrdiff_t n,
-                                        const void *dy, const void *y, void *dx) {
+static inline void md_relu_backward_all(md_parallel parallel, int threads, bool wide, bool six,
+                                        ptrdiff_t n, const void *dy, const void *y, void *dx) {
     md_by_type(wide, [&](auto zero) {
         using T = decltype(zero);
+        const auto loop = six ? md_relu_backward_loop<true, T> : md_relu_backward_loop<false, T>;
         md_elements(parallel, n, 3 * sizeof(T), threads, [&](ptrdiff_t first, ptrdiff_t count) {
-            md_relu_backward_loop(count, static_cast<const T *>(dy) + first,
-                                  static_cast<const T *>(y) + first,
-                                  static_cast<T *>(dx) + first);
+            loop(count, static_cast<const T *>(dy) + first, static_cast<const T *>(y) + first,
+                 static_cast<T *>(dx) + first);
         });
     });
 }

@@ -21,6 +21,7 @@ from kernels.arrays cimport (
     take_back,
     the_team,
 )
+from kernels.windows cimport md_windows, read_windows
 from libc.stdint cimport int32_t, int64_t
 
 from minidist.kernels import team
@@ -39,10 +40,11 @@ cdef extern from "layer.h":
         md_parallel team, int threads, bint wide, Py_ssize_t n, void *out, md_stream stream
     ) noexcept nogil
     void md_relu_all(
-        md_parallel team, int threads, bint wide, Py_ssize_t n, void *x, void *y
+        md_parallel team, int threads, bint wide, bint six, Py_ssize_t n, void *x, void *y
     ) noexcept nogil
     void md_relu_backward_all(
-        md_parallel team, int threads, bint wide, Py_ssize_t n, void *dy, void *y, void *dx
+        md_parallel team, int threads, bint wide, bint six, Py_ssize_t n, void *dy, void *y,
+        void *dx
     ) noexcept nogil
     void md_dropout_all(
         md_parallel team, int threads, bint wide, Py_ssize_t n, void *x, void *y, double rate,
@@ -54,9 +56,6 @@ cdef extern from "layer.h":
     ) noexcept nogil
 
 cdef extern from "window.h":
-    cppclass md_windows:
-        Py_ssize_t n, h, w, c, rows, columns
-        Py_ssize_t kh, kw, stride_h, stride_w, pad_top, pad_left
     void md_im2col(
         md_parallel team, int threads, bint wide, const md_windows &g, void *x, void *columns
     ) noexcept nogil
@@ -81,29 +80,54 @@ cdef extern from "window.h":
 cdef md_parallel parallel = the_team(team.parallel)
 
 
-def relu(x, y, *, int threads=1):
-    """Store x where it is not negative, else 0, in y, which may be x. NaN stays NaN."""
-    cdef int kind = float_kind("relu", "x", x)
+cdef int take_relu(str verb, bint six, object x, object y, int threads) except -1:
+    cdef int kind = float_kind(verb, "x", x)
     cdef Py_ssize_t n = x.size
-    cdef void *px = data("relu", "x", x, kind, n, False)
-    cdef void *py = data("relu", "y", y, kind, n, True)
+    cdef void *px = data(verb, "x", x, kind, n, False)
+    cdef void *py = data(verb, "y", y, kind, n, True)
 
     cdef PyThreadState *state = let_go(n)
-    md_relu_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, px, py)
+    md_relu_all(parallel, threads, kind == cnp.NPY_DOUBLE, six, n, px, py)
     take_back(state)
+    return 0
+
+
+cdef int take_relu_backward(
+    str verb, bint six, object dy, object y, object dx, int threads
+) except -1:
+    cdef int kind = float_kind(verb, "dy", dy)
+    cdef Py_ssize_t n = dy.size
+    cdef void *pdy = data(verb, "dy", dy, kind, n, False)
+    cdef void *py = data(verb, "y", y, kind, n, False)
+    cdef void *pdx = data(verb, "dx", dx, kind, n, True)
+
+    cdef PyThreadState *state = let_go(n)
+    md_relu_backward_all(parallel, threads, kind == cnp.NPY_DOUBLE, six, n, pdy, py, pdx)
+    take_back(state)
+    return 0
+
+
+def relu(x, y, *, int threads=1):
+    """Store x where it is not negative, else 0, in y, which may be x. NaN stays NaN."""
+    take_relu("relu", False, x, y, threads)
 
 
 def relu_backward(dy, y, dx, *, int threads=1):
     """Store dy where y > 0, else 0, in dx, which may be dy or y."""
-    cdef int kind = float_kind("relu_backward", "dy", dy)
-    cdef Py_ssize_t n = dy.size
-    cdef void *pdy = data("relu_backward", "dy", dy, kind, n, False)
-    cdef void *py = data("relu_backward", "y", y, kind, n, False)
-    cdef void *pdx = data("relu_backward", "dx", dx, kind, n, True)
+    take_relu_backward("relu_backward", False, dy, y, dx, threads)
 
-    cdef PyThreadState *state = let_go(n)
-    md_relu_backward_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, pdy, py, pdx)
-    take_back(state)
+
+def relu6(x, y, *, int threads=1):
+    """Store 0 where x is negative, 6 where it is above, else x, in y, which may be x.
+
+    NaN stays NaN.
+    """
+    take_relu("relu6", True, x, y, threads)
+
+
+def relu6_backward(dy, y, dx, *, int threads=1):
+    """Store dy where 0 < y < 6, else 0, in dx, which may be dy or y."""
+    take_relu_backward("relu6_backward", True, dy, y, dx, threads)
 
 
 cdef int check_words(str verb, str name, object words, Py_ssize_t count) except -1:
@@ -207,38 +231,6 @@ def softmax_cross_entropy(logits, labels, losses, dlogits, *, int threads=1):
     cdef PyThreadState *state = let_go(n * classes)
     md_softmax_all(parallel, threads, kind == cnp.NPY_DOUBLE, n, classes, x, label, loss, d)
     take_back(state)
-
-
-cdef md_windows read_windows(
-    str verb, str name, object images, object windows, Py_ssize_t kh, Py_ssize_t kw,
-    Py_ssize_t stride_h, Py_ssize_t stride_w, Py_ssize_t pad_top, Py_ssize_t pad_left,
-) except *:
-    """The geometry of windows [n, rows, columns, ...] over images [n, h, w, c], checked."""
-    cdef md_windows g
-    if images.ndim != 4 or windows.ndim != 4 or images.shape[0] != windows.shape[0]:
-        raise ValueError(
-            f"{verb}: needs images [n, h, w, c] and {name} [n, rows, columns, ...], "
-            f"got shapes {images.shape} and {windows.shape}"
-        )
-    g.n, g.h, g.w, g.c = images.shape
-    g.rows, g.columns = windows.shape[1:3]
-    g.kh, g.kw, g.stride_h, g.stride_w = kh, kw, stride_h, stride_w
-    g.pad_top, g.pad_left = pad_top, pad_left
-    if min(kh, kw, stride_h, stride_w) < 1:
-        raise ValueError(
-            f"{verb}: window {kh}x{kw} and strides {stride_h}x{stride_w} must be positive"
-        )
-    if not (
-        0 <= pad_top < kh and 0 <= pad_left < kw
-        and (g.rows == 0 or (g.rows - 1) * stride_h - pad_top < g.h)
-        and (g.columns == 0 or (g.columns - 1) * stride_w - pad_left < g.w)
-    ):
-        raise ValueError(
-            f"{verb}: some of the {g.rows}x{g.columns} windows of {kh}x{kw}, strides "
-            f"{stride_h}x{stride_w}, padding {pad_top} above and {pad_left} to the left, "
-            f"lie wholly outside of images of {g.h}x{g.w}"
-        )
-    return g
 
 
 def im2col(

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "dnnl.hpp"
+#include "gil.h"
 
 namespace py = pybind11;
 using dnnl::memory;
@@ -67,6 +68,12 @@ Workspace &workspace() {
     thread_local Workspace mine;
     return mine;
 }
+
+// Lets go of the GIL for its lifetime.
+struct LetGo {
+    PyThreadState *const state = md_let_go();
+    ~LetGo() { md_take_back(state); }
+};
 
 // Whether an array's elements are of a type; of bfloat16 NumPy knows only what ml_dtypes calls it.
 bool is_of(const py::handle &array, Type type) {
@@ -137,7 +144,7 @@ class Primitive {
             data.push_back(checked(operand.name, arrays[i], operand.written,
                                    operand.given.get_size(), operand.given.get_data_type()));
         }
-        py::gil_scoped_release let_go;
+        const LetGo without_gil;
         execute(data);
     }
 
@@ -291,7 +298,7 @@ void sgemm(const py::handle &a, const py::handle &b, const py::handle &c, memory
     const auto *from_a = static_cast<const float *>(checked("a", a, false, n * k * sizeof(float)));
     const auto *from_b = static_cast<const float *>(checked("b", b, false, k * m * sizeof(float)));
     auto *into = static_cast<float *>(checked("c", c, true, n * m * sizeof(float)));
-    py::gil_scoped_release let_go;
+    const LetGo without_gil;
     omp_set_num_threads(threads);
     dnnl::error::wrap_c_api(
         dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', n, m, k, 1, from_a,

@@ -8,6 +8,7 @@ sums, random numbers and windows give the same bits; softmax, with NumPy's exp, 
 
 from __future__ import annotations
 
+import colorsys
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,14 @@ def relu_backward(dy: Array, y: Array) -> Array:
     return np.where(y > 0, dy, dy.dtype.type(0))
 
 
+def relu6(x: Array) -> Array:
+    return np.where(x > 6, x.dtype.type(6), relu(x))
+
+
+def relu6_backward(dy: Array, y: Array) -> Array:
+    return np.where(y < 6, relu_backward(dy, y), dy.dtype.type(0))
+
+
 def philox(key: Sequence[int], counter: Sequence[int | Words]) -> Words:
     """Philox4x32-10 on words of 32 bits held in uint64: [4, ...] for the shape of the counter."""
     k0, k1 = key
@@ -168,6 +177,72 @@ def scatter_add(a: Array, indices: NDArray[np.int64], rows: Array) -> Array:
 def moments(x: Array) -> tuple[Array, Array]:
     """Mean and biased variance of each column."""
     return x.mean(axis=0), x.var(axis=0)
+
+
+def layer_norm(x: Array, scale: Array, offset: Array, epsilon: float) -> Array:
+    normal: Array = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(
+        x.var(axis=-1, keepdims=True) + epsilon
+    )
+    return normal * scale + offset
+
+
+def layer_norm_backward(
+    dy: Array, x: Array, scale: Array, epsilon: float
+) -> tuple[Array, Array, Array]:
+    """Gradients of x, scale and offset."""
+    inverse = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + epsilon)
+    normal = (x - x.mean(axis=-1, keepdims=True)) * inverse
+    g, rows = dy * scale, tuple(range(x.ndim - 1))
+    along = normal * (g * normal).mean(axis=-1, keepdims=True)
+    dx: Array = (g - g.mean(axis=-1, keepdims=True) - along) * inverse
+    return dx, (dy * normal).sum(axis=rows), dy.sum(axis=rows)
+
+
+def gelu(x: Array) -> Array:
+    tanh: Array = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return x * (1 + tanh) / 2
+
+
+def gelu_backward(dy: Array, x: Array) -> Array:
+    tanh: Array = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return dy * (1 + tanh + x * (1 - tanh**2) * inner) / 2
+
+
+def causal_attention(qkv: Array, heads: int) -> Array:
+    """[n, t, 3 * heads * size] -> [n, t, heads * size]; in float64 close to the kernel's bits."""
+    q, k, v = by_head(qkv, 3, heads)
+    return by_token([causal_softmax(q @ k.mT / math.sqrt(q.shape[-1])) @ v])
+
+
+def causal_attention_backward(dy: Array, qkv: Array, heads: int) -> Array:
+    q, k, v = by_head(qkv, 3, heads)
+    (dy,) = by_head(dy, 1, heads)
+    scale = 1 / math.sqrt(q.shape[-1])
+    p, dp = causal_softmax(q @ k.mT * scale), dy @ v.mT
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * scale
+    return by_token([ds @ k, ds.mT @ q, p.mT @ dy])
+
+
+def causal_softmax(scores: Array) -> Array:
+    """The probabilities of tokens 0 to i in row i."""
+    seen = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    exps = np.exp(seen - seen.max(axis=-1, keepdims=True, initial=-np.inf))
+    probabilities: Array = exps / exps.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def by_head(x: Array, parts: int, heads: int) -> Array:
+    """[n, t, parts * heads * size] -> [parts, n, heads, t, size]"""
+    n, tokens, width = x.shape
+    apart = x.reshape(n, tokens, parts, heads, width // (parts * heads))
+    return apart.transpose(2, 0, 3, 1, 4)
+
+
+def by_token(parts: Sequence[Array]) -> Array:
+    """Parts [n, heads, t, size] -> [n, t, parts * heads * size]"""
+    apart: Array = np.stack(parts).transpose(1, 3, 0, 2, 4)
+    return apart.reshape(*apart.shape[:2], math.prod(apart.shape[2:]))
 
 
 def normalize(
@@ -250,6 +325,26 @@ def filter_gradient(x: Array, dy: Array, windows: Windows) -> Array:
     return parts.reshape(*windows.size, x.shape[3], dy.shape[3])
 
 
+def depthwise(x: Array, w: Array, windows: Windows) -> Array:
+    """Sum the taps of w [kh, kw, c] in order, each times what lies under it."""
+    y = np.zeros((x.shape[0], *windows.output, x.shape[3]), x.dtype)
+    for place, seen in zip(windows.places(), windows.take(x, 0), strict=True):
+        y += seen * w[place]
+    return y
+
+
+def depthwise_backward_input(
+    dy: Array, w: Array, shape: tuple[int, ...], windows: Windows
+) -> Array:
+    return windows.add_back(np.stack([dy * w[place] for place in windows.places()]), shape)
+
+
+def depthwise_backward_filter(x: Array, dy: Array, windows: Windows) -> Array:
+    """In float64; the kernel's own order is another one, so the last bits may differ."""
+    parts: Array = np.einsum("pnijc,nijc->pc", windows.take(x, 0).astype("f8"), dy.astype("f8"))
+    return parts.reshape(*windows.size, x.shape[3])
+
+
 def max_pool(x: Array, windows: Windows) -> tuple[Array, NDArray[np.int32]]:
     seen, real = windows.take(x, -np.inf), windows.take(np.ones_like(x), 0)
     largest = seen.max(axis=0)
@@ -276,3 +371,62 @@ def average_pool(x: Array, windows: Windows) -> Array:
 def average_pool_backward(dy: Array, shape: tuple[int, ...], windows: Windows) -> Array:
     real = windows.take(np.ones(shape, dy.dtype), 0)
     return windows.add_back(real * (dy / real.sum(axis=0)), shape)
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def crop(
+    images: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    pad: int,
+    key: Sequence[int],
+    counter: Sequence[int],
+) -> NDArray[np.uint8]:
+    _, h, w, _ = images.shape
+    words = philox(key, (0, numbers.astype(np.uint64), *counter))
+    tops, lefts = words[:2] * np.uint64(2 * pad + 1) >> np.uint64(32)
+    padded = np.pad(images[numbers], [(0, 0), (pad, pad), (pad, pad), (0, 0)])
+    places = zip(padded, tops, lefts, words[2] >> np.uint64(31), strict=True)
+    return np.stack([x[t : t + h, a : a + w][:, :: -1 if m else 1] for x, t, a, m in places])
+
+
+def resize_matrix(method: str, size: int, whole: int, begin: int, out: int) -> NDArray[np.float64]:
+    """What each of `out` results from number `begin` on takes of each of `size`: [out, size]."""
+    step = np.float32(size) / np.float32(whole)
+    x = (np.arange(begin, begin + out, dtype=np.float32) * step)[:, None].astype(np.float64)
+    low = np.minimum(np.floor(x), size - 1)
+    if method == "area":
+        ends = (np.arange(begin + 1, begin + out + 1, dtype=np.float32) * step)[:, None]
+        at = np.arange(size)
+        shares: NDArray[np.float64] = np.minimum(ends, at + 1) - np.maximum(x, at)
+        return np.maximum(shares, 0) / np.float64(step)
+    near = np.arange(*{"nearest": (0, 1), "bilinear": (0, 2), "bicubic": (-1, 3)}[method])
+    t, a = abs(x - low - near), -0.75
+    weights = {
+        "nearest": np.ones_like(t),
+        "bilinear": 1 - t,
+        "bicubic": np.where(
+            t < 1,
+            (a + 2) * t**3 - (a + 3) * t**2 + 1,
+            np.where(t < 2, a * (t**3 - 5 * t**2 + 8 * t - 4), 0),
+        ),
+    }[method]
+    matrix = np.zeros((out, size))
+    np.add.at(
+        matrix,
+        (np.arange(out)[:, None], np.clip(low + near, 0, size - 1).astype(int)),
+        weights,
+    )
+    return matrix
+
+
+def turn_colour(rgb: Sequence[float], saturation: float, turns: float) -> tuple[float, ...]:
+    hue, old, value = colorsys.rgb_to_hsv(*rgb)
+    return colorsys.hsv_to_rgb((hue + turns) % 1, min(old * saturation, 1), value)

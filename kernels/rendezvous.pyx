@@ -14,22 +14,27 @@ cdef extern from "rendezvous.h" namespace "minidist" nogil:
         uint64_t value()
         void advance(uint64_t by)
 
-    cdef cppclass Flag "std::atomic<bool>":
-        void store(bint value)
+        bint wait(
+            uint64_t target, int64_t spin_ns, int64_t timeout_ns, const Lending *lending
+        )
 
-    Flag gil_is_held
     struct Lending:
         Offer offer
         Help help
-    bint wait_without_gil[AnyFence](
-        AnyFence& fence, uint64_t target, int64_t spin_ns, int64_t timeout_ns,
-        const Lending *lending,
-    )
 
 cdef extern from "shared_fence.h" namespace "minidist" nogil:
     cdef cppclass CSharedFence "minidist::SharedFence":
         uint64_t value()
         void advance(uint64_t by)
+        bint wait(
+            uint64_t target, int64_t spin_ns, int64_t timeout_ns, const Lending *lending
+        )
+
+cdef extern from "gil.h":
+    ctypedef struct PyThreadState
+    PyThreadState *md_let_go() noexcept
+    void md_take_back(PyThreadState *state) noexcept
+    void md_hold() noexcept
 
 # Where replicas that wait at a meeting lend their threads: to the loops of the one that merges.
 cdef Lending to_the_team
@@ -66,7 +71,7 @@ cdef class Fence:
 
     def advance(self, uint64_t by=1):
         """Raise the counter and wake whoever waited for the value it now has."""
-        gil_is_held.store(True)
+        md_hold()
         self.fence.advance(by)
 
     def lift(self):
@@ -75,13 +80,12 @@ cdef class Fence:
 
     def wait(self, uint64_t target, double timeout=FOREVER):
         """Wait until the counter is at least `target`; False if `timeout` seconds passed first."""
-        cdef bint reached
-        cdef int64_t timeout_ns
         if self.fence.value() >= target:
             return True
-        timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
-        with nogil:
-            reached = wait_without_gil(self.fence, target, self.spin_ns, timeout_ns, NULL)
+        cdef int64_t timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
+        cdef PyThreadState *state = md_let_go()
+        cdef bint reached = self.fence.wait(target, self.spin_ns, timeout_ns, NULL)
+        md_take_back(state)
         return reached
 
 
@@ -113,13 +117,12 @@ cdef class SharedFence:
 
     def wait(self, uint64_t target, double timeout=FOREVER):
         """Wait until the counter is at least `target`; False if `timeout` seconds passed first."""
-        cdef bint reached
-        cdef int64_t timeout_ns
         if self.fence.value() >= target:
             return True
-        timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
-        with nogil:
-            reached = wait_without_gil(self.fence[0], target, self.spin_ns, timeout_ns, NULL)
+        cdef int64_t timeout_ns = <int64_t>(min(max(timeout, 0.0), FOREVER) * 1e9)
+        cdef PyThreadState *state = md_let_go()
+        cdef bint reached = self.fence.wait(target, self.spin_ns, timeout_ns, NULL)
+        md_take_back(state)
         return reached
 
 
@@ -186,7 +189,7 @@ cdef class Rendezvous:
         for i in range(self.n):
             self.payloads[i] = None
         self.meetings += 1
-        gil_is_held.store(True)
+        md_hold()
         self.opened.advance(1)
 
     def stop(self):
@@ -196,9 +199,9 @@ cdef class Rendezvous:
 
     def wait(self, uint64_t meeting):
         """Wait until that meeting is over; return its result."""
+        cdef PyThreadState *state
         if self.opened.value() < meeting:
-            with nogil:
-                wait_without_gil(
-                    self.opened, meeting, self.spin_ns, <int64_t>(FOREVER * 1e9), &to_the_team
-                )
+            state = md_let_go()
+            self.opened.wait(meeting, self.spin_ns, <int64_t>(FOREVER * 1e9), &to_the_team)
+            md_take_back(state)
         return self.result

@@ -45,7 +45,8 @@ struct SharedFence {
         if (reached()) return true;
         const auto deadline = steady::now() + std::chrono::nanoseconds(timeout_ns);
         if (spin_ns > timeout_ns) spin_ns = timeout_ns;
-        if (spin_ns > 0 && poll(spin_ns, reached, [] { return false; })) return true;
+        const auto nothing = [] { return false; };
+        if (spin_ns > 0 && md_poll(std::chrono::nanoseconds(spin_ns), reached, nothing)) return true;
         sleepers.fetch_add(1);
         bool passed;
         for (;;) {

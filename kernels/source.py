@@ -21,7 +21,8 @@ SOURCES = {
     "update": ("sgd momentum rmsprop adam", WIDE),
     "reduce": ("sum cast copy first_nonfinite square_chunks add_in_order", ALL),
     "layer": (
-        "relu relu_backward dropout softmax log_softmax softmax_cross_entropy scatter_add",
+        "relu relu_backward relu6 relu6_backward dropout softmax log_softmax softmax_cross_entropy "
+        "scatter_add",
         ALL,
     ),
     "random": ("uniform", WIDE),
@@ -30,8 +31,14 @@ SOURCES = {
         ALL,
     ),
     "bias": ("bias bias_wide bias_sums bias_together", ALL),
+    "tokens": (
+        "gelu gelu_backward layer_norm layer_norm_backward layer_norm_sums",
+        ALL,
+    ),
+    "attention": ("causal_softmax causal_softmax_backward", WIDE),
     "window": (
-        "im2col col2im max_pool max_pool_backward average_pool average_pool_backward",
+        "im2col col2im max_pool max_pool_backward average_pool average_pool_backward "
+        "depthwise depthwise_backward_input depthwise_parts depthwise_together",
         ALL,
     ),
 }

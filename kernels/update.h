@@ -105,27 +105,29 @@ template <class T> md_adam<T> md_rounded(const md_adam<double> &r) {
     return {T(r.beta1), T(r.rest1), T(r.beta2), T(r.rest2), T(r.rate), T(r.floor)};
 }
 
-// A gradient of several replicas is summed a block at a time, into `sum`, and is used from the first
-// cache; nobody ever writes it to memory. That of one replica is used where it is.
+// Go through elements a block at a time, which stays in the first cache. A gradient of several
+// replicas is summed there, into `sum`; nobody ever writes it to memory. That of one replica is used
+// where it is.
 template <class T, class Use>
 static void md_summed(const T *const *sources, const std::vector<T> &counts, ptrdiff_t first,
                       ptrdiff_t count, Use use) {
-    if (counts.size() == 1 && counts[0] == 1) return use(first, count, sources[0] + first);
+    const bool one = counts.size() == 1 && counts[0] == 1;
     alignas(64) T sum[MD_SUM_BLOCK];
     T *const into[] = {sum};
     for (const ptrdiff_t end = first + count; first < end; first += MD_SUM_BLOCK) {
         const ptrdiff_t n = std::min<ptrdiff_t>(end - first, MD_SUM_BLOCK);
-        md_sum_block(n, into, sources, counts.data(), counts.size(), first, T(1));
-        use(first, n, sum);
+        if (!one) md_sum_block(n, into, sources, counts.data(), counts.size(), first, T(1));
+        use(first, n, one ? sources[0] + first : sum);
     }
 }
 
-// One step of a rule on all tensors. Columns of the table: weights, the slots, and the gradients of
-// as many replicas as there are counts, which say how many times each is taken.
+// One step of a rule on all tensors. Columns of the table: weights, the slots, as many more copies
+// of the weights as are said, which get the new ones too, and the gradients of as many replicas as
+// there are counts, which say how many times each is taken.
 template <class Constants>
 static void md_update(md_parallel parallel, const md_table &table, const Constants &constants,
-                      const std::vector<double> &counts, double scale, double clip,
-                      const double *decay, int threads) {
+                      ptrdiff_t copies, const std::vector<double> &counts, double scale,
+                      double clip, const double *decay, int threads) {
     md_by_type(table.wide(), [&](auto zero) {
         using T = decltype(zero);
         const auto rule = md_rounded<T>(constants);
@@ -134,7 +136,7 @@ static void md_update(md_parallel parallel, const md_table &table, const Constan
         md_walk(parallel, table, threads, [&](ptrdiff_t row, ptrdiff_t from, ptrdiff_t size) {
             const md_preparation<T> before{T(scale), T(clip), T(decay[row])};
             const T *const *sources = reinterpret_cast<const T *const *>(
-                &table.at[row * table.columns + slots + 1]);
+                &table.at[row * table.columns + 1 + slots + copies]);
             md_summed(sources, rounded, from, size,
                       [&](ptrdiff_t first, ptrdiff_t count, const T *g) {
                           T *w = table.get<T>(row, 0, first);
@@ -145,6 +147,8 @@ static void md_update(md_parallel parallel, const md_table &table, const Constan
                           else
                               md_loop(rule, before, count, g, w, table.get<T>(row, 1, first),
                                       table.get<T>(row, 2, first));
+                          for (ptrdiff_t i = 1 + slots; i <= slots + copies; ++i)
+                              memcpy(table.get<T>(row, i, first), w, count * sizeof(T));
                       });
         });
     });

@@ -7,6 +7,7 @@ a gradient it is multiplied by `scale` (the 1/n of a mean), each element is clip
 
 `others` has lists of gradients of more replicas. What is scaled then is ((c0 g0 + c1 g1) + c2 g2)
 ..., with `counts` c that are 1 unless given: the bits that reduce.sum gives, but nowhere stored.
+`copies` has lists of arrays that get the new weights too.
 
 Hyperparameters are computed in double precision and rounded once to the element type. At most
 `threads` threads share the work; the result is the same for any number of them.
@@ -43,8 +44,8 @@ cdef extern from "update.h":
     ctypedef struct md_adam "md_adam<double>":
         double beta1, rest1, beta2, rest2, rate, floor
     void md_update[Rule](
-        md_parallel team, const md_table &table, const Rule &rule, const vector[double] &counts,
-        double scale, double clip, const double *decay, int threads,
+        md_parallel team, const md_table &table, const Rule &rule, Py_ssize_t copies,
+        const vector[double] &counts, double scale, double clip, const double *decay, int threads,
     ) noexcept nogil
 
 cdef md_parallel parallel = the_team(team.parallel)
@@ -77,53 +78,55 @@ cdef vector[double] read_counts(str verb, object others, object counts) except *
     return read
 
 
-cdef list names_of(list names, object others):
-    """The names of the columns, with those of the other replicas' gradients."""
-    return names + [f"others[{i}]" for i in range(len(others))]
+cdef int read_rule(
+    md_table &table, str verb, list changed, list names, object copies, object gradients,
+    object others,
+) except -1:
+    """Read a rule's columns: what it changes, by names, what gets the new weights, gradients."""
+    names = names + [f"copies[{i}]" for i in range(len(copies))]
+    cdef Py_ssize_t written = len(names)
+    names += ["gradients"] + [f"others[{i}]" for i in range(len(others))]
+    return read_table(table, verb, [*changed, *copies, gradients, *others], names, written)
 
 
 def sgd(
     weights, gradients, *, double lr, double scale, weight_decay, double clip=INFINITY,
-    others=(), counts=None, int threads=1,
+    copies=(), others=(), counts=None, int threads=1,
 ):
     """Apply w -= lr g."""
     cdef md_table table
     cdef vector[double] each = read_counts("sgd", others, counts)
-    read_table(
-        table, "sgd", [weights, gradients, *others], names_of(["weights", "gradients"], others), 1
-    )
+    read_rule(table, "sgd", [weights], ["weights"], copies, gradients, others)
     cdef vector[double] decays = read_decay("sgd", weight_decay, clip, table)
     cdef md_sgd rule = md_sgd(lr)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, len(copies), each, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def momentum(
     weights, gradients, momenta, *, double lr, double momentum, bint nesterov, double scale,
-    weight_decay, double clip=INFINITY, others=(), counts=None,
-    int threads=1,
+    weight_decay, double clip=INFINITY, copies=(), others=(), counts=None, int threads=1,
 ):
     """Apply m = momentum m + g, then w -= lr m, or with Nesterov w -= lr (g + momentum m)."""
     cdef md_table table
     cdef vector[double] each = read_counts("momentum", others, counts)
-    read_table(
-        table, "momentum", [weights, momenta, gradients, *others],
-        names_of(["weights", "momenta", "gradients"], others), 2,
+    read_rule(
+        table, "momentum", [weights, momenta], ["weights", "momenta"], copies, gradients, others
     )
     cdef vector[double] decays = read_decay("momentum", weight_decay, clip, table)
     cdef md_momentum rule = md_momentum(lr, momentum, nesterov)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, len(copies), each, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def rmsprop(
     weights, gradients, squares, momenta, *, double lr, double decay, double momentum,
-    double epsilon, double scale, weight_decay, double clip=INFINITY, others=(), counts=None,
-    int threads=1,
+    double epsilon, double scale, weight_decay, double clip=INFINITY, copies=(),
+    others=(), counts=None, int threads=1,
 ):
     """Apply s = decay s + (1 - decay) g^2, m = momentum m + lr g / sqrt(s + epsilon), w -= m.
 
@@ -131,22 +134,22 @@ def rmsprop(
     """
     cdef md_table table
     cdef vector[double] each = read_counts("rmsprop", others, counts)
-    read_table(
-        table, "rmsprop", [weights, squares, momenta, gradients, *others],
-        names_of(["weights", "squares", "momenta", "gradients"], others), 3,
+    read_rule(
+        table, "rmsprop", [weights, squares, momenta], ["weights", "squares", "momenta"], copies,
+        gradients, others,
     )
     cdef vector[double] decays = read_decay("rmsprop", weight_decay, clip, table)
     cdef md_rmsprop rule = md_rmsprop(lr, decay, 1 - decay, momentum, epsilon)
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, len(copies), each, scale, clip, decays.data(), threads)
     take_back(state)
 
 
 def adam(
     weights, gradients, firsts, seconds, *, double lr, double beta1, double beta2, double epsilon,
-    Py_ssize_t step, double scale, weight_decay, double clip=INFINITY, others=(), counts=None,
-    int threads=1,
+    Py_ssize_t step, double scale, weight_decay, double clip=INFINITY, copies=(),
+    others=(), counts=None, int threads=1,
 ):
     """Apply algorithm 1 of Kingma and Ba, "Adam: a method for stochastic optimization" (2015).
 
@@ -156,9 +159,9 @@ def adam(
         raise ValueError(f"adam: step counts from 1, got {step}")
     cdef md_table table
     cdef vector[double] each = read_counts("adam", others, counts)
-    read_table(
-        table, "adam", [weights, firsts, seconds, gradients, *others],
-        names_of(["weights", "firsts", "seconds", "gradients"], others), 3,
+    read_rule(
+        table, "adam", [weights, firsts, seconds], ["weights", "firsts", "seconds"], copies,
+        gradients, others,
     )
     cdef vector[double] decays = read_decay("adam", weight_decay, clip, table)
     cdef double bias1 = 1 - pow(beta1, <double> step), bias2 = 1 - pow(beta2, <double> step)
@@ -167,5 +170,5 @@ def adam(
     )
 
     cdef PyThreadState *state = let_go(table.elements)
-    md_update(parallel, table, rule, each, scale, clip, decays.data(), threads)
+    md_update(parallel, table, rule, len(copies), each, scale, clip, decays.data(), threads)
     take_back(state)

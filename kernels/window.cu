@@ -1,7 +1,9 @@
-// Windows that move over images, on a GPU: columns of a convolution, max and average pooling.
+// Windows that move over images, on a GPU: columns of a convolution, max and average pooling, and
+// depthwise convolution.
 //
 // A thread makes a pack of channels of one place of the result, from all that it depends on, in the
-// order of the loops in window.h. So it writes where no other does, and sums have the host's bits.
+// order of the loops on the host. So it writes where no other does, and sums have the host's bits;
+// only those of a depthwise filter's gradient, which go over all images, are made in slabs.
 
 #include "grid.cuh"
 #include "window.h"
@@ -148,5 +150,70 @@ MD_KERNEL average_pool_backward(md_windows g, const T *dy, T *dx) {
         md_pack<T, N> rounded;
         for (int k = 0; k < N; ++k) md_round(sum.at[k], rounded.at[k]);
         md_store<N>(dx + pixel * g.c + e, rounded);
+    });
+}
+
+// Filters are w [kh, kw, c].
+MD_KERNEL depthwise(md_windows g, const T *x, const T *w, T *y) {
+    const bool packed = md_packed(g.c, x, w, y);
+    md_places(packed, g.n * g.rows * g.columns, g.c, [&](auto width, ptrdiff_t window, ptrdiff_t e) {
+        constexpr int N = decltype(width)::value;
+        md_pack<W, N> sum = {};
+        md_inside(g, window, x, [&](ptrdiff_t p, ptrdiff_t q, const T *from) {
+            const auto pack = md_load<N>(from + e);
+            const auto tap = md_load<N>(w + (p * g.kw + q) * g.c + e);
+            for (int k = 0; k < N; ++k) sum.at[k] += md_widen(pack.at[k]) * md_widen(tap.at[k]);
+        });
+        md_pack<T, N> rounded;
+        for (int k = 0; k < N; ++k) md_round(sum.at[k], rounded.at[k]);
+        md_store<N>(y + window * g.c + e, rounded);
+    });
+}
+
+MD_KERNEL depthwise_backward_input(md_windows g, const T *dy, const T *w, T *dx) {
+    const bool packed = md_packed(g.c, dy, w, dx);
+    md_places(packed, g.n * g.h * g.w, g.c, [&](auto width, ptrdiff_t pixel, ptrdiff_t e) {
+        constexpr int N = decltype(width)::value;
+        md_pack<W, N> sum = {};
+        md_over(g, pixel, [&](ptrdiff_t r, ptrdiff_t j, ptrdiff_t p, ptrdiff_t q) {
+            const auto from = md_load<N>(dy + (r * g.columns + j) * g.c + e);
+            const auto tap = md_load<N>(w + (p * g.kw + q) * g.c + e);
+            for (int k = 0; k < N; ++k) sum.at[k] += md_widen(from.at[k]) * md_widen(tap.at[k]);
+        });
+        md_pack<T, N> rounded;
+        for (int k = 0; k < N; ++k) md_round(sum.at[k], rounded.at[k]);
+        md_store<N>(dx + pixel * g.c + e, rounded);
+    });
+}
+
+// What each of `slabs` of all windows adds to the gradient of each tap: parts [slabs, kh, kw, c].
+MD_KERNEL depthwise_parts(md_windows g, const T *x, const T *dy, W *parts, int slabs) {
+    const ptrdiff_t taps = g.kh * g.kw, windows = g.n * g.rows * g.columns;
+    const ptrdiff_t slab = (windows + slabs - 1) / slabs;
+    const bool packed = md_packed(g.c, x, dy, parts);
+    md_places(packed, slabs * taps, g.c, [&](auto width, ptrdiff_t place, ptrdiff_t e) {
+        constexpr int N = decltype(width)::value;
+        const ptrdiff_t q = place % g.kw, p = place / g.kw % g.kh, first = place / taps * slab;
+        const ptrdiff_t last = first + slab < windows ? first + slab : windows;
+        md_pack<W, N> sum = {};
+        for (ptrdiff_t window = first; window < last; ++window) {
+            const ptrdiff_t r = window / g.columns;
+            const ptrdiff_t row = g.top(r % g.rows) + p, column = g.left(window % g.columns) + q;
+            if (row < 0 || row >= g.h || column < 0 || column >= g.w) continue;
+            const auto from = md_load<N>(x + ((r / g.rows * g.h + row) * g.w + column) * g.c + e);
+            const auto of = md_load<N>(dy + window * g.c + e);
+            for (int k = 0; k < N; ++k) sum.at[k] += md_widen(from.at[k]) * md_widen(of.at[k]);
+        }
+        md_store<N>(parts + place * g.c + e, sum);
+    });
+}
+
+// The sum of all slabs, in their order.
+MD_KERNEL depthwise_together(md_windows g, const W *parts, T *dw, int slabs) {
+    const ptrdiff_t size = g.kh * g.kw * g.c;
+    md_places(false, g.kh * g.kw, g.c, [&](auto, ptrdiff_t tap, ptrdiff_t e) {
+        W sum = 0;
+        for (int slab = 0; slab < slabs; ++slab) sum += parts[slab * size + tap * g.c + e];
+        md_round(sum, dw[tap * g.c + e]);
     });
 }

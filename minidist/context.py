@@ -53,6 +53,7 @@ class Frame(NamedTuple):
     name_scope: str = ""  # "" or "outer/inner/"
     creators: tuple[Any, ...] = ()  # variable creators, innermost last
     dtype: np.dtype[Any] = np.dtype(np.float32)  # what Python's floats become
+    activations: Any = None  # the dtype of what layers make of integers; None: of their variables
     newest: bool = False  # replicas read variables as they are, where a policy gives older values
     scope: entered | None = None  # the scope that was entered to get here, in this thread
     outer: Frame | None = None  # the frame it will put back

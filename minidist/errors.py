@@ -96,5 +96,23 @@ class DataError(MinidistError, OSError):
     """A data file is missing, truncated or not what it should be."""
 
 
+class MalformedError(MinidistError, ValueError):
+    """Bytes are damaged, or not of the format that they should have.
+
+    Who knows the file that they lie in says that too.
+    """
+
+
+class ImageError(DataError):
+    """An encoded image is damaged, or of a kind that is not read.
+
+    `byte` is where in it, from 0. Who knows the file that it lies in says that too.
+    """
+
+    def __init__(self, byte: int, message: str) -> None:
+        super().__init__(message)
+        self.byte = byte
+
+
 class UsageError(MinidistError, ValueError):
     """An option has an unknown name or value, or contradicts another one."""

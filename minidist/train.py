@@ -18,6 +18,7 @@ import numpy as np
 
 from minidist import context, observe, ops
 from minidist.comm.sharing import share
+from minidist.dtypes import kind
 from minidist.errors import NonFiniteError
 from minidist.nn import Layer
 from minidist.optim import Optimizer
@@ -30,10 +31,13 @@ from minidist.values import local_results
 @leaf
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one replica reports of a step: its mean loss and its number of examples."""
+    """What one replica reports of a step: its mean loss over `count` labels, and its hits.
+
+    An image has one label, and so has each token of a text.
+    """
 
     loss: float
-    examples: int
+    count: int
     top_1: int = 0
     top_5: int = 0
 
@@ -41,48 +45,64 @@ class StepResult:
 def train_step(
     model: Layer,
     optimizer: Optimizer,
-    images: Tensor,
+    inputs: Tensor,
     labels: Tensor,
     *,
     accuracy: bool = False,
     dtype: Any = None,
+    label_smoothing: float = 0.0,
 ) -> StepResult:
-    """Train on one replica's part of a batch: images [n, …], labels [n] of int64.
+    """Train on one replica's part of a batch: inputs [n, …], labels [n] of int64.
 
-    dtype: "float16" or "bfloat16" for activations and their gradients, as which the images enter
-    the model; None for that of the images. Variables, their gradients and the loss stay float32.
+    Of sequences they are tokens [n, t] and labels [n, t], and the loss is the mean over all tokens.
+
+    label_smoothing: the share of each label that is spread evenly over all classes.
+    dtype: "float16" or "bfloat16" for activations and their gradients, as which the inputs enter
+    the model, or leave its first layer where they are integers; None for that of the inputs.
+    Variables, their gradients and the loss stay float32.
 
     Raises NonFiniteError, before anything is trained on it, where the loss is NaN or infinite.
     """
     results: list[StepResult] = []
 
     def compute_loss() -> Tensor:
-        logits = model(_entering(images, dtype), training=True)
-        loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
+        logits, flat = _by_label(_logits(model, inputs, dtype, training=True), labels)
+        loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, flat, label_smoothing))
         of_step = (
             f"in step {context.frame().step}, those of a warm-up counted; nothing was trained on "
             "it. A lower learning rate or loss scale, or a look at the input's values, may help"
         )
-        results.append(_result(loss, logits, labels, accuracy=accuracy, told=of_step))
+        results.append(_result(loss, logits, flat, accuracy=accuracy, told=of_step))
         return loss
 
-    optimizer.minimize(compute_loss, model.trainable_variables, count=labels.shape[0])
+    optimizer.minimize(compute_loss, model.trainable_variables, count=labels.size)
     return results[0]
 
 
-def forward_step(model: Layer, images: Tensor, labels: Tensor, *, dtype: Any = None) -> StepResult:
+def forward_step(model: Layer, inputs: Tensor, labels: Tensor, *, dtype: Any = None) -> StepResult:
     """Compute a batch's loss and correct answers without training on it.
 
     Raises NonFiniteError where the loss is NaN or infinite.
     """
     with observe.span("forward", "without a tape"):
-        logits = model(_entering(images, dtype), training=False)
+        logits, labels = _by_label(_logits(model, inputs, dtype, training=False), labels)
     loss = ops.reduce_mean(ops.softmax_cross_entropy(logits, labels))
     return _result(loss, logits, labels, accuracy=True, told=_EVALUATED)
 
 
-def _entering(images: Tensor, dtype: Any) -> Tensor:
-    return images if dtype is None else ops.cast(images, dtype)
+def _logits(model: Layer, inputs: Tensor, dtype: Any, *, training: bool) -> Tensor:
+    """Return what a model says with activations of this dtype."""
+    if dtype is not None and kind(inputs.dtype) == "f":
+        inputs = ops.cast(inputs, dtype)
+    with context.entered(activations=dtype):
+        return model(inputs, training)
+
+
+def _by_label(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits [n, k] and labels [n]; of sequences, [n, t, k] and [n, t], all tokens'."""
+    if labels.ndim == 1:
+        return logits, labels
+    return ops.reshape(logits, (labels.size, logits.shape[-1])), ops.reshape(labels, (labels.size,))
 
 
 _EVALUATED = (
@@ -105,7 +125,7 @@ def _result(
 
 
 def _correct(logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Count the examples whose label is the largest logit, and among the five largest.
+    """Count the labels that are the largest logit, and among the five largest.
 
     A logit that equals the label's counts as larger only where it stands before it.
     """
@@ -124,7 +144,7 @@ def all_results(strategy: Strategy, results: Iterable[StepResult]) -> list[StepR
     if peers.count == 1:
         return own
     losses = np.array([each.loss for each in own], np.float64)
-    counts = np.array([(each.examples, each.top_1, each.top_5) for each in own], np.int64)
+    counts = np.array([(each.count, each.top_1, each.top_5) for each in own], np.int64)
     _, every = share(peers, "report on a step", [losses, counts.reshape(-1, 3)])
     return [
         StepResult(loss, *whole)
@@ -134,29 +154,29 @@ def all_results(strategy: Strategy, results: Iterable[StepResult]) -> list[StepR
 
 
 def mean_loss(results: Iterable[StepResult]) -> float:
-    """Return the mean loss over all examples of a global batch; 0 where there are none."""
+    """Return the mean loss over all labels of a global batch; 0 where there are none."""
     results = list(results)
-    examples = sum(result.examples for result in results)
-    return sum(result.loss * result.examples for result in results) / examples if examples else 0.0
+    count = sum(result.count for result in results)
+    return sum(result.loss * result.count for result in results) / count if count else 0.0
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The share of examples, between 0 and 1, that were right at once, and within five guesses."""
+    """The share of labels, between 0 and 1, that were guessed at once, and within five guesses."""
 
     top_1: float
     top_5: float
-    examples: int
+    count: int  # of labels
 
     @classmethod
     def of(cls, results: Iterable[StepResult]) -> Accuracy:
-        """Return the accuracy over all replicas' examples; 0 where there are none."""
+        """Return the accuracy over all replicas' labels; 0 where there are none."""
         results = list(results)
-        examples = sum(result.examples for result in results)
+        count = sum(result.count for result in results)
         return cls(
-            sum(result.top_1 for result in results) / max(1, examples),
-            sum(result.top_5 for result in results) / max(1, examples),
-            examples,
+            sum(result.top_1 for result in results) / max(1, count),
+            sum(result.top_5 for result in results) / max(1, count),
+            count,
         )
 
 
@@ -183,19 +203,19 @@ def evaluate(
     dtype: Any = None,
     after: Callable[[int], None] | None = None,
 ) -> Accuracy:
-    """Return the model's accuracy over global batches of (images, labels), run on all replicas.
+    """Return the model's accuracy over global batches of (inputs, labels), run on all replicas.
 
     Of several workers all must call it, with the same batches; the accuracy is that of all.
     It may be called in the middle of a training, which goes on as if it had not been. `after` is
-    called after each batch with the number of its examples, in this worker.
+    called after each batch with the number of its labels, in this worker.
     """
     results: list[StepResult] = []
     with undisturbed(strategy):
-        for images, labels in strategy.distribute_dataset(batches):
-            of_batch = local_results(strategy.run(forward_step, model, images, labels, dtype=dtype))
+        for inputs, labels in strategy.distribute_dataset(batches):
+            of_batch = local_results(strategy.run(forward_step, model, inputs, labels, dtype=dtype))
             results += of_batch
             if after is not None:
-                after(sum(result.examples for result in of_batch))
+                after(sum(result.count for result in of_batch))
     return Accuracy.of(all_results(strategy, results))
 
 

@@ -11,13 +11,20 @@ from minidist.bench.flags import GROUPS, LEARNING_RATES, Flags
 from minidist.bench.flags.contradictions import DURING_TRAINING
 from minidist.bench.flags.parse import parse
 from minidist.errors import UsageError
+from minidist.models import MODELS
 from minidist.optim.schedules import Piecewise
 from minidist.variable_mgr import POLICIES, PolicyOptions
 
+*MOST, LAST = MODELS
+MODELS_ALLOWED = f"{', '.join(MOST)} or {LAST}"
 BOOLEANS = [
     "forward_only",
     "eval",
     "print_training_accuracy",
+    "distortions",
+    "distort_color_in_yiq",
+    "skip_bad_records",
+    "datasets_repeat_cached_sample",
     "staged_vars",
     "caching",
     "hierarchical_copy",
@@ -42,6 +49,7 @@ COMPANIONS = {
     "ps_hosts": ["--worker_hosts=a:1"],
     "fp16_loss_scale": ["--use_fp16"],
     "fp16_enable_auto_loss_scale": ["--use_fp16"],
+    "resnet_base_lr": ["--model=resnet50", "--data_name=imagenet"],
     "num_epochs_per_decay": ["--learning_rate_decay_factor=0.5"],
     "learning_rate_decay_factor": ["--num_epochs_per_decay=2"],
     "minimum_learning_rate": ["--num_epochs_per_decay=2", "--learning_rate_decay_factor=0.5"],
@@ -49,6 +57,10 @@ COMPANIONS = {
     "save_model_steps": ["--train_dir=x"],
     "save_model_secs": ["--train_dir=x"],
     "save_summaries_steps": ["--train_dir=x"],
+    "input_preprocessor": ["--data_name=imagenet", "--data_dir=x"],
+    "resize_method": ["--data_name=imagenet", "--data_dir=x"],
+    "distort_color_in_yiq": ["--data_name=imagenet", "--data_dir=x"],
+    "skip_bad_records": ["--data_name=imagenet", "--data_dir=x"],
     "summary_verbosity": ["--train_dir=x", "--save_summaries_steps=5"],
 }
 
@@ -82,6 +94,10 @@ def test_without_arguments_it_is_the_main_job() -> None:
         ("num_warmup_batches", "0", 0),
         ("display_every", "1", 1),
         ("display_perf_ewma", "0.1", 0.1),
+        ("input_preprocessor", "official_models_imagenet", "official_models_imagenet"),
+        ("resize_method", "round_robin", "round_robin"),
+        ("datasets_num_private_threads", "0", 0),
+        ("datasets_prefetch_buffer_size", "1", 1),
         ("variable_update", "parameter_server", "parameter_server"),
         ("variable_update", "independent", "independent"),
         ("local_parameter_device", "device", "device"),
@@ -99,6 +115,7 @@ def test_without_arguments_it_is_the_main_job() -> None:
         ("bucket_cap_mb", "0.5", 0.5),
         ("optimizer", "rmsprop", "rmsprop"),
         ("init_learning_rate", "1e-3", 0.001),
+        ("resnet_base_lr", "0.2", 0.2),
         ("piecewise_learning_rate_schedule", "0.3;10;0.2", Piecewise((0.3, 0.2), (10.0,))),
         ("momentum", "0", 0.0),
         ("rmsprop_decay", "0.5", 0.5),
@@ -115,6 +132,7 @@ def test_without_arguments_it_is_the_main_job() -> None:
         ("gradient_clip", "2", 2.0),
         ("gradient_clip_norm", "2", 2.0),
         ("gradient_accumulation_steps", "4", 4),
+        ("label_smoothing", "0.1", 0.1),
         ("fp16_loss_scale", "64", 64.0),
         ("fp16_inc_loss_scale_every_n", "7", 7),
         ("eval_batch_size", "5", 5),
@@ -214,9 +232,9 @@ def test_unknown_flags_are_answered_with_a_guess_and_all_names() -> None:
 @pytest.mark.parametrize(
     ("argument", "allowed"),
     [
-        ("--model=resnet", "trivial, mlp, lenet, resnet20 or resnet50"),
-        ("--model=", "trivial, mlp, lenet, resnet20 or resnet50"),
-        ("--data_name=minst", "digits, mnist, cifar10, imagenet or synthetic"),
+        ("--model=resnet", MODELS_ALLOWED),
+        ("--model=", MODELS_ALLOWED),
+        ("--data_name=minst", "digits, mnist, cifar10, imagenet, folder, synthetic or text"),
         ("--data_dir=", "a folder"),
         ("--device=gpu", "cpu, cuda, or one GPU as cuda:0"),
         ("--device=cpu:1", "cpu, cuda, or one GPU as cuda:0"),
@@ -397,27 +415,27 @@ def test_num_batches_replaces_the_default_number_of_epochs() -> None:
 
 
 def test_the_learning_rate_is_given_scheduled_or_the_optimizers() -> None:
-    assert parse(["--init_learning_rate=0.5", "--optimizer=adam"]).learning_rate(10)(75) == 0.5
+    assert parse(["--init_learning_rate=0.5", "--optimizer=adam"]).learning_rate(10, 64)(75) == 0.5
     for optimizer, rate in LEARNING_RATES.items():
-        assert parse([f"--optimizer={optimizer}"]).learning_rate(10)(0) == rate
+        assert parse([f"--optimizer={optimizer}"]).learning_rate(10, 64)(0) == rate
     flags = parse(["--piecewise_learning_rate_schedule=0.3;10;0.2;25;0.02"])
     assert flags.init_learning_rate is None
-    rates = list(map(flags.learning_rate(10), (0, 99, 100, 249, 250, 10**9)))
+    rates = list(map(flags.learning_rate(10, 64), (0, 99, 100, 249, 250, 10**9)))
     assert rates == [0.3, 0.3, 0.2, 0.2, 0.02, 0.02]
 
 
 def test_the_learning_rate_decays_and_warms_up() -> None:
     decay = ["--num_epochs_per_decay=0.3", "--learning_rate_decay_factor=0.5"]
-    rate = parse(["--init_learning_rate=0.8", *decay]).learning_rate(10)
+    rate = parse(["--init_learning_rate=0.8", *decay]).learning_rate(10, 64)
     assert list(map(rate, (0, 2, 3, 5, 6, 9))) == [0.8, 0.8, 0.4, 0.4, 0.2, 0.1]
     floored = parse(["--init_learning_rate=0.8", *decay, "--minimum_learning_rate=0.3"])
-    assert list(map(floored.learning_rate(10), (3, 6, 9))) == [0.4, 0.3, 0.3]
+    assert list(map(floored.learning_rate(10, 64), (3, 6, 9))) == [0.4, 0.3, 0.3]
     warm = parse(["--init_learning_rate=0.8", *decay, "--num_learning_rate_warmup_epochs=0.4"])
-    assert list(map(warm.learning_rate(10), (0, 1, 2, 3, 4))) == pytest.approx(
+    assert list(map(warm.learning_rate(10, 64), (0, 1, 2, 3, 4))) == pytest.approx(
         [0, 0.2, 0.4, 0.6, 0.4]
     )
     flags = ["--piecewise_learning_rate_schedule=0.4;2;0.1", "--num_learning_rate_warmup_epochs=1"]
-    assert list(map(parse(flags).learning_rate(4), (0, 1, 3, 4, 8))) == pytest.approx(
+    assert list(map(parse(flags).learning_rate(4, 64), (0, 1, 3, 4, 8))) == pytest.approx(
         [0, 0.1, 0.3, 0.4, 0.1]
     )
 

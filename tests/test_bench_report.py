@@ -154,6 +154,7 @@ def document(loss: float = 0.5) -> dict[str, object]:
         watched={"bytes": None},
         weights_checksum=["aa", "bb"],
         parameters=7,
+        skipped_records=2,
         peak_memory_bytes=report.peak_memory_bytes(),
         global_step=11,
         resumed_at=10,
@@ -177,6 +178,7 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
         "resumed_at",
         "weights_checksum",
         "parameters",
+        "skipped_records",
         "peak_memory_bytes",
         "versions",
     ]
@@ -197,7 +199,7 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
     assert got["evaluations"] == [{"step": 1, "top_1": 0.25, "top_5": 1}]
     assert (got["global_step"], got["resumed_at"]) == (11, 10)
     assert got["weights_checksum"] == {"0": "aa", "1": "bb"}
-    assert got["parameters"] == 7
+    assert (got["parameters"], got["skipped_records"]) == (7, 2)
     assert got["peak_memory_bytes"] > 2**20
     assert got["versions"]["numpy"] == np.__version__
 

@@ -68,12 +68,12 @@ def test_evaluations_on_the_way_change_no_bit(name: str) -> None:
 
 def test_evaluations_leave_dropout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from minidist import nn
-    from minidist.models import MODELS
+    from minidist.models import MODELS, Model
 
     def dropping(shape: tuple[int, ...], classes: int) -> nn.Sequential:
         return nn.Sequential([nn.Flatten(), nn.Dropout(0.5), nn.Dense(classes)], "dropping")
 
-    monkeypatch.setitem(MODELS, "mlp", dropping)
+    monkeypatch.setitem(MODELS, "mlp", Model(dropping))
     flags = (*SMALL, "--model=mlp", "--num_batches=5")
     plain = fresh(*flags)
     watched = fresh(*flags, "--eval_during_training_every_n_steps=1")

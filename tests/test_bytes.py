@@ -219,12 +219,14 @@ def test_rows_of_sparse_gradients_are_counted_apart(policy):
                 strategy.run(step)
         predicted = strategy.variable_mgr.predicted_bytes([table, w], summed=[w])
         assert moved.measured == dict(predicted)
-        # A row is 3 floats and its index, 20 bytes. Two go to replica 0, and three to each copy.
+        # A row is 3 floats and its index, 20 bytes. Two go to replica 0, and three to each copy;
+        # where replicas update parts, replica 0 has the table, and writes three rows of 12 to both.
+        in_parts = strategy.variable_mgr.apply.in_parts
         rows = {
             "independent": {},
             "parameter_server": {"cpu:1->cpu:0": 40, "cpu:0->host": 60},
             "parameter_server_device": {"cpu:1->cpu:0": 40},
-            "replicated": {"cpu:1->cpu:0": 40, "cpu:0->cpu:1": 60},
+            "replicated": {"cpu:1->cpu:0": 40, "cpu:0->cpu:1": 60 + 36 * in_parts},
         }
         kind = policy.removesuffix("_caching").partition("+")[0]
         assert moved.others.get("rows", {}) == rows[kind]

@@ -68,7 +68,7 @@ class Job:
             options = {**options, "all_reduce_spec": "copy"}
         self.strategy = md.Strategy(f"cpu*{N}", name, deadline=0.4, report_after=0.2, **options)
         with self.strategy.scope():
-            self.w = md.Variable(np.ones(4), name="w")
+            self.w = md.Variable(np.ones(24), name="w")  # a line of memory for each to update
         self.optimizer = optimizer("momentum")
         self.fault, self.phase = fault, phase
         manager = self.strategy.variable_mgr

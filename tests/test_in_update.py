@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import minidist as md
 from minidist import ops
 from minidist.optim import LossScale
+from minidist.optim.parts import cut
 
 SHAPES = [(300, 11), (), (5,), (3, 0), (7,)]
 OPTIMIZERS = {
@@ -26,10 +29,10 @@ OPTIONS = {
 }
 COUNTS = {
     "none": None,
-    "equal": (4, 4, 4),
-    "unequal": (3, 1, 5),
-    "one": (0, 3, 0),
-    "some": (2, 0, 5),
+    "equal": (4, 4, 4, 4, 4),
+    "unequal": (3, 1, 5, 2, 7),
+    "one": (0, 3, 0, 0, 0),
+    "some": (2, 0, 5, 0, 1),
 }
 
 
@@ -78,7 +81,7 @@ def assert_same(ours, theirs):
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [2, 5])
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_bits_are_those_of_sums_that_are_taken_first(options, counts, replicas):
@@ -119,17 +122,58 @@ def test_gradients_that_others_have_are_only_read(policy):
             assert (copy.array == 2 - 4 - 2).all()
 
 
-def test_four_replicas_take_their_sums_first():
+def test_each_of_four_replicas_reads_and_writes_its_quarter():
     with md.Strategy("cpu*4", overlap=False) as strategy:
         with strategy.scope():
-            w = md.Variable(np.ones(8, "f4"), name="w")
+            w = md.Variable(np.ones(64, "f4"), name="w")
         optimizer = md.optim.SGD(0.5)
         with md.Bytes(strategy) as moved:
             strategy.run(lambda: optimizer.minimize(lambda: ops.reduce_sum(w), [w]))
-        assert set(moved.measured) == {f"cpu:{r}->host" for r in range(4)} | {
-            f"host->cpu:{r}" for r in range(4)
-        }
-        assert (w.numpy() == 0.5).all()
+        links = {f"cpu:{a}->cpu:{b}" for a in range(4) for b in range(4) if a != b}
+        assert moved.measured == dict.fromkeys(links, 64 + 64), (
+            "gradients there, weights from there"
+        )
+        assert all((copy.array == 0.5).all() for copy in w.copies)
+
+
+def test_what_is_kept_beside_the_copies_is_one_memory_and_changed_once():
+    with md.Strategy("cpu*2", overlap=False) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.ones(64, "f4"), name="w")
+        optimizer = md.optim.Momentum(0.5)
+        for _ in range(2):
+            strategy.run(lambda: optimizer.minimize(lambda: ops.reduce_sum(w), [w]))
+        slot = optimizer.slot(w, "momentum")
+        first, second = slot.copies
+        assert np.shares_memory(first.array, second.array)
+        assert (first.array == np.float32(1.9)).all()
+        with strategy.scope():
+            slot.assign_add(np.ones(64, "f4"))
+        assert (second.array == np.float32(1.9) + 1).all()
+        with pytest.raises(md.errors.UsageError, match="keeps in one place for all replicas"):
+            strategy.update(slot, lambda slot: slot.assign_add(np.ones(64, "f4")))
+
+
+@given(
+    arrays=st.lists(st.tuples(st.integers(0, 200), st.sampled_from([4, 8])), max_size=6),
+    parts=st.integers(1, 7),
+)
+def test_parts_have_each_element_once_and_share_no_line_of_memory(arrays, parts):
+    cut_ = cut(arrays, parts)
+    assert len(cut_) == parts
+    owners = [[[] for _ in range(size)] for size, _ in arrays]
+    for part, pieces in enumerate(cut_):
+        for array, first, end in pieces:
+            assert first < end and first * arrays[array][1] % 64 == 0
+            for element in range(first, end):
+                owners[array][element].append(part)
+    for row in owners:
+        assert all(len(owner) == 1 for owner in row)
+        assert row == sorted(row), "parts follow each other"
+    lines = [
+        sum(-(-(p.end - p.first) * arrays[p.array][1] // 64) for p in pieces) for pieces in cut_
+    ]
+    assert max(lines) - min(lines) <= 1
 
 
 @pytest.mark.parametrize("idle", range(4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +88,19 @@ LOOPS = """
 #include <vector>
 
 #include "batch_norm.h"
+#include "depthwise.h"
 #include "layer.h"
 #include "reduce.h"
 #include "update.h"
 #include "window.h"
+
+#if defined(__AVX512F__)
+constexpr int VECTOR = 64;  // bytes, the longest of the target
+#elif defined(__AVX2__)
+constexpr int VECTOR = 32;
+#else
+constexpr int VECTOR = 16;
+#endif
 
 static void alone(ptrdiff_t n, ptrdiff_t, int, md_body body, void *context) {
     body(context, 0, n);
@@ -196,6 +206,13 @@ template <class T> static void loops(const std::vector<double> &numbers) {
     md_bias_all(alone, 1, wide, shape, g.data(), w.data(), true, y.data());
     md_bias_backward_all(alone, 1, wide, shape, g.data(), y.data(), dx.data(), a.data());
     write(y), write(dx), write(a);
+
+    const md_windows deep{1, 19, 3, 17, 10, 2, 3, 3, 2, 2, 1, 1};
+    std::vector<double> totals(9 * 17);
+    md_depthwise_rows<VECTOR>(deep, 0, 10, g.data(), w.data(), y.data());
+    md_depthwise_backward_rows<VECTOR>(deep, 0, 19, y.data(), w.data(), dx.data());
+    md_depthwise_filter<VECTOR>(deep, 0, 17, g.data(), y.data(), totals.data());
+    write(y), write(dx), write(totals);
 }
 
 int main() {
@@ -218,7 +235,8 @@ def build_flags() -> list[str]:
 
 def compile_text(text: str, *options: str) -> None:
     assert COMPILER is not None
-    command = [COMPILER, "-std=c++17", f"-I{KERNELS}", *options, "-x", "c++", "-"]
+    python = f"-I{sysconfig.get_path('include')}"
+    command = [COMPILER, "-std=c++17", f"-I{KERNELS}", python, *options, "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

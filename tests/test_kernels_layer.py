@@ -40,6 +40,20 @@ def test_relu_and_its_derivative(dtype: str, size: int, threads: int) -> None:
     np.testing.assert_array_equal(dy, dx)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_relu6_and_its_derivative(dtype: str, threads: int) -> None:
+    x, dy = 6 * normal(20001, dtype), normal(20001, dtype, 1)
+    x[:5] = np.nan, np.inf, -np.inf, 0, 6
+    y, dx = np.full_like(x, 7), np.full_like(x, 7)
+    layer.relu6(x, y, threads=threads)
+    layer.relu6_backward(dy, y, dx, threads=threads)
+    np.testing.assert_array_equal(y, plain.relu6(x))
+    np.testing.assert_array_equal(dx, plain.relu6_backward(dy, y))
+    np.testing.assert_array_equal(y[:5], [np.nan, 6, 0, 0, 6])
+    np.testing.assert_array_equal(dx[:5], np.zeros(5))
+
+
 def test_relu_lets_nan_through() -> None:
     y = np.zeros(3)
     layer.relu(np.array([np.nan, -np.inf, np.inf]), y)

@@ -141,7 +141,7 @@ static void call(int caller) {
 static void wait(int waiter) {
     for (int i = 1; i <= 2 * LOOPS; ++i) {
         const int64_t spin_ns = (i + waiter) % 7 ? 100000 : 0;
-        if (!minidist::wait_without_gil(loops, i, spin_ns, 60000000000, &lending)) exit(3);
+        if (!loops.wait(i, spin_ns, 60000000000, &lending)) exit(3);
     }
 }
 

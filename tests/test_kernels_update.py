@@ -289,6 +289,7 @@ def test_adding_up_meanwhile_gives_the_bits_of_adding_up_before(
     rows = [tensors(10 + r, dtype, sizes) for r in range(replicas)]
     before = [[g.copy() for g in row] for row in rows]
     own = counts[:replicas] if counts else None
+    copies = [[np.zeros_like(x) for x in w] for _ in range(replicas - 1)]
     how = {"scale": 1 / 11, "weight_decay": [0.0, 0.1, 0.0, 0.2, 1e-4], "clip": 0.05}
     want = []
     for w_, decay, *of_tensor in zip(w, how["weight_decay"], *rows, *slots, strict=True):
@@ -297,12 +298,14 @@ def test_adding_up_meanwhile_gives_the_bits_of_adding_up_before(
         changed = TWIN[rule](w_, g, *of_tensor[replicas:], **CONSTANTS[rule])
         want.append(changed if isinstance(changed, tuple) else (changed,))
 
-    given = {"others": rows[1:], "counts": own, "threads": 2}
+    given = {"others": rows[1:], "counts": own, "copies": copies, "threads": 2}
     VERB[rule](w, rows[0], *slots, **CONSTANTS[rule], **how, **given)
 
     for i, row in enumerate(want):
         for got, expected in zip([w[i], *(slot[i] for slot in slots)], row, strict=True):
             np.testing.assert_array_equal(got, expected)
+        for copy in copies:
+            np.testing.assert_array_equal(copy[i], w[i])
     for row, kept in zip(rows, before, strict=True):
         for g, was in zip(row, kept, strict=True):
             np.testing.assert_array_equal(g, was)
@@ -318,6 +321,8 @@ def test_what_several_replicas_bring_fits(rule: str) -> None:
         VERB[rule](w, g, *slots, **how, others=[g, [np.ones(3)]])
     with pytest.raises(ValueError, match=r"has 1 tensors, but others\[0\] has 2"):
         VERB[rule](w, g, *slots, **how, others=[g + g])
+    with pytest.raises(ValueError, match=r"copies\[0\]\[0\] is written to, but it is read-only"):
+        VERB[rule](w, g, *slots, **how, copies=[[read_only(np.ones(3, np.float32))]])
     with pytest.raises(ValueError, match="3 counts for 2 lists of gradients"):
         VERB[rule](w, g, *slots, **how, others=[g], counts=[1.0, 2.0, 3.0])
     assert all((array == 1).all() for (array,) in (w, g, *slots)), "nothing was changed"

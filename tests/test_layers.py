@@ -15,7 +15,7 @@ ROOT = Path(minidist.__file__).parent
 
 # From the ground up; the names on one line are one floor.
 FLOORS = [
-    ["errors", "threads", "patience", "observe", "dtypes"],
+    ["errors", "threads", "patience", "observe", "dtypes", "protobuf"],
     ["kernels"],
     ["device"],
     [
@@ -40,6 +40,7 @@ FLOORS = [
         "staging",
         "random",
         "initializers",
+        "tfrecord",
     ],
     ["variable", "moving_average", "creation", "assigning", "readable", "sync_on_read"],
     ["nn", "optim", "models", "metrics", "summary", "increment", "trace"],

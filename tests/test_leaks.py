@@ -17,6 +17,15 @@ ROUND = 20
 KINDS = list(LEAKS["openings"](Path()))
 
 
+@pytest.fixture(autouse=True)
+def nothing_older():
+    """Leave out of all countings what is there already; of a whole suite that is a lot to walk."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def objects():
     """Return how many objects of each of our classes there are."""
     classes = [type(item) for item in gc.get_objects()]

@@ -198,8 +198,8 @@ def test_errors_name_the_layer_and_the_shapes():
         model.build((4,))
     with pytest.raises(ShapeError, match=r"\(4,\).*\(2, 5\)"):
         model(np.ones((2, 5), "float32"))
-    with pytest.raises(ShapeError, match=r"'wide'.*\(2, 3\)"):
-        nn.Dense(3, name="wide").build((2, 3))
+    with pytest.raises(ShapeError, match=r"'wide'.*\(2, 3, 1\)"):
+        nn.Dense(3, name="wide").build((2, 3, 1))
     with pytest.raises(ShapeError, match=r"'pool'.*\(2, 2, 1\).*\(3, 3\)"):
         nn.Sequential([nn.MaxPool(2), nn.MaxPool(3, name="pool")]).build((4, 4, 1))
     with pytest.raises(ShapeError, match=r"'conv'.*\(5,\)"):

@@ -62,7 +62,7 @@ def test_all_ways_of_a_convolution_give_the_same(of: Case) -> None:
 @needs_onednn
 @pytest.mark.parametrize("kind", CHOSEN)
 def test_all_ways_are_there_where_it_matters(kind) -> None:
-    assert ways_agree(case(*kind)) == {"gemm", "direct", "onednn", "onednn-any"}
+    assert ways_agree(case(*kind)) - {"tiles"} == {"gemm", "direct", "onednn", "onednn-any"}
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])

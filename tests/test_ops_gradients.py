@@ -80,7 +80,7 @@ def test_arithmetic_with_broadcasting(pair, name, seed):
 @quick
 @given(
     shapes,
-    st.sampled_from(["negative", "exp", "log", "sqrt", "square", "softmax", "log_softmax"]),
+    st.sampled_from(["negative", "exp", "log", "sqrt", "square", "softmax", "log_softmax", "gelu"]),
     seeds,
 )
 def test_functions_of_one_tensor(shape, name, seed):
@@ -105,6 +105,7 @@ def test_power_zero_is_flat_at_zero():
 @given(shapes, seeds)
 def test_relu(shape, seed):
     check(ops.relu, distinct(shape, seed))
+    check(ops.relu6, 6 + distinct(shape, seed))
 
 
 @quick
@@ -117,6 +118,26 @@ def test_dropout(shape, seed, rate):
 @given(lengths, lengths, lengths, seeds)
 def test_matmul(n, k, m, seed):
     check(ops.matmul, normal((n, k), seed), normal((k, m), seed + 1))
+
+
+@quick
+@given(shapes, lengths, lengths, lengths, seeds)
+def test_matmul_of_stacks(stack, n, k, m, seed):
+    check(ops.matmul, normal((*stack, n, k), seed), normal((*stack, k, m), seed + 1))
+
+
+@quick
+@given(st.lists(st.integers(0, 3), max_size=2).map(tuple), st.integers(2, 4), seeds)
+def test_layer_norm(shape, columns, seed):
+    x = distinct((*shape, columns), seed) * 10  # two numbers that are nearly equal vary too fast
+    check(ops.layer_norm, x, normal((columns,), seed + 1), normal((columns,), seed + 2))
+
+
+@quick
+@given(st.integers(0, 2), st.integers(1, 4), st.integers(1, 2), st.integers(1, 2), seeds)
+def test_causal_attention(n, tokens, heads, size, seed):
+    qkv = normal((n, tokens, 3 * heads * size), seed)
+    check(lambda x: ops.causal_attention(x, heads), qkv)
 
 
 @quick
@@ -149,6 +170,17 @@ def test_conv2d(where, n, channels, filters, seed):
         lambda x, w: ops.conv2d(x, w, strides, padding),
         normal((n, *image, channels), seed),
         normal((*size, channels, filters), seed + 1),
+    )
+
+
+@quick
+@given(windows(), st.integers(0, 2), st.integers(1, 3), seeds)
+def test_depthwise_conv2d(where, n, channels, seed):
+    image, size, strides, padding = where
+    check(
+        lambda x, w: ops.depthwise_conv2d(x, w, strides, padding),
+        normal((n, *image, channels), seed),
+        normal((*size, channels), seed + 1),
     )
 
 
@@ -228,6 +260,15 @@ def test_reshape_and_transpose(shape, seed, random):
     check(lambda x: ops.transpose(ops.reshape(x, (1, *shape))[0], axes), normal(shape, seed))
 
 
+@quick
+@given(st.lists(lengths, max_size=2), st.lists(lengths, min_size=1, max_size=4), seeds)
+def test_concat(shape, last, seed):
+    parts = [normal((*shape, length), seed + i) for i, length in enumerate(last)]
+    check(lambda *x: ops.concat(x), *parts)
+    joined = ops.concat(parts)
+    np.testing.assert_array_equal(joined, np.concatenate(parts, -1))
+
+
 @pytest.mark.parametrize(
     "index", [0, -1, slice(1, 3), slice(None, None, -2), (slice(None), 1), (..., None, 2), None, ()]
 )
@@ -236,10 +277,10 @@ def test_indexing(index):
 
 
 @quick
-@given(st.integers(0, 4), st.integers(1, 4), seeds)
-def test_softmax_cross_entropy(n, k, seed):
+@given(st.integers(0, 4), st.integers(1, 4), st.sampled_from([0, 0.1, 1]), seeds)
+def test_softmax_cross_entropy(n, k, share, seed):
     labels = ops.constant(np.random.default_rng(seed).integers(0, k, n))
-    check(lambda x: ops.softmax_cross_entropy(x, labels), normal((n, k), seed))
+    check(lambda x: ops.softmax_cross_entropy(x, labels, share), normal((n, k), seed))
 
 
 def test_cast_passes_the_gradient_in_the_other_dtype():

@@ -134,6 +134,10 @@ def test_softmax_and_cross_entropy(n, k, size):
     np.testing.assert_allclose(ops.log_softmax(x), logs, rtol=1e-12, atol=1e-12)
     losses = ops.softmax_cross_entropy(x, labels.astype("int32"))
     np.testing.assert_allclose(losses, -logs[np.arange(n), labels], rtol=1e-12, atol=1e-12)
+    smooth = 0.75 * np.eye(k)[labels] + 0.25 / k
+    np.testing.assert_allclose(
+        ops.softmax_cross_entropy(x, labels, 0.25), -(smooth * logs).sum(1), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_dropout_keeps_the_mean_and_repeats_with_the_same_words():
@@ -247,6 +251,10 @@ def test_what_does_not_fit_is_named(operation, words):
         ),
         (lambda: ops.max_pool(F((1, 4, 4, 3)), 2, 2, ((0, 0),)), ["max_pool", "top", "bottom"]),
         (lambda: ops.dropout(F(3), 1.0, (0, 0), (0, 0, 0)), ["dropout", "1.0"]),
+        (
+            lambda: ops.softmax_cross_entropy(F((2, 3)), F(2, int), 1.5),
+            ["label_smoothing is 1.5", "from 0 to 1"],
+        ),
     ],
 )
 def test_bad_options_are_named_with_what_is_allowed(operation, words):

@@ -7,6 +7,7 @@ import pytest
 from narrow import DTYPES, EPSILON, bits, gradients, nearest, normal, whole, wide
 
 from minidist import ops
+from minidist.kernels import plain
 
 both = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -49,8 +50,26 @@ FUNCTIONS = {  # name: the operation, the same in float64 NumPy, shapes of the i
     "divide": (ops.divide, np.divide, [(3, 4), (4,)]),
     "exp": (ops.exp, np.exp, [(6,)]),
     "relu": (ops.relu, lambda x: np.maximum(x, 0), [(9,)]),
+    "relu6": (lambda x: ops.relu6(x + 6.0), lambda x: np.clip(x + 6, 0, 6), [(9,)]),
+    "concat": (lambda *x: ops.concat(x), lambda *x: np.concatenate(x, 1), [(3, 2), (3, 4)]),
+    "depthwise": (
+        lambda x, w: ops.depthwise_conv2d(x, w, padding="VALID"),
+        lambda x, w: (x * w).sum((1, 2), keepdims=True),
+        [(2, 2, 2, 3), (2, 2, 3)],
+    ),
     "softmax": (ops.softmax, soft, [(3, 5)]),
     "log_softmax": (ops.log_softmax, lambda x: np.log(soft(x)), [(3, 5)]),
+    "gelu": (ops.gelu, plain.gelu, [(9,)]),
+    "layer_norm": (
+        lambda x: ops.layer_norm(x, np.float32([1, 2, -1]), np.zeros(3, np.float32)),
+        lambda x: plain.layer_norm(x, np.array([1, 2, -1]), np.zeros(3), 1e-5),
+        [(2, 3)],
+    ),
+    "causal_attention": (
+        lambda x: ops.causal_attention(x, 2),
+        lambda x: plain.causal_attention(x, 2),
+        [(1, 3, 12)],
+    ),
     "mean": (lambda x: ops.reduce_mean(x, 0), lambda x: x.mean(0), [(7, 2)]),
     "l2_loss": (ops.l2_loss, lambda x: (x * x).sum() / 2, [(3, 2)]),
 }

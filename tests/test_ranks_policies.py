@@ -147,7 +147,7 @@ def train_a_model(strategy, log):
         log.share(train.mean_loss(every), train.Accuracy.of(every).top_1, len(every))
     log.share(*model.variables, opt.current_loss_scale, opt.iterations)
     accuracy = train.evaluate(strategy, model, batches)
-    log.share(accuracy.top_1, accuracy.top_5, accuracy.examples)
+    log.share(accuracy.top_1, accuracy.top_5, accuracy.count)
     sums = train.weights_checksums(strategy, model)
     assert len(sums) == strategy.num_replicas and len(set(sums)) == 1
     log.share(sums)

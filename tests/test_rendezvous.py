@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 import threading
 
+import numpy as np
 import pytest
 
+from minidist.kernels import gil, layer
 from minidist.kernels.rendezvous import Fence, Rendezvous
 
 
@@ -104,3 +109,70 @@ def test_stop_ends_present_and_future_waiting():
     rendezvous.stop()
     assert ended.wait(30) and rendezvous.stopped
     rendezvous.wait(10**6)
+
+
+def flag():
+    """Return the byte that says whether somebody has the GIL."""
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_bool.from_address(pointer_of(gil.is_held, b"minidist.kernels.gil.is_held"))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_wrong_hint_of_who_has_the_gil_holds_nobody_up_for_ever(before):
+    x, y = np.full(1 << 15, -1.0, "f4"), np.ones(1 << 15, "f4")
+    held = flag()
+    held.value = before
+    layer.relu(x, y)
+    assert held.value and not y.any()
+    fence = Fence(1e-4)
+    waiting = start(lambda: fence.wait(1))
+    held.value = before
+    fence.advance()
+    waiting[0].join(60)
+    assert not waiting[0].is_alive()
+
+
+def test_threads_that_come_out_of_kernels_together_all_go_on():
+    begin = threading.Barrier(4)
+    done = []
+
+    def work():
+        x, y = np.full(1 << 15, -1.0, "f4"), np.ones(1 << 15, "f4")
+        begin.wait()
+        for _ in range(200):
+            layer.relu(x, y)
+        done.append(y.any())
+
+    for thread in start(*[work] * 4):
+        thread.join(60)
+    assert done == [False] * 4
+
+
+FIRST_USE = """
+import sys, threading
+import numpy as np
+from minidist.kernels import layer
+
+assert "minidist.kernels.gil" not in sys.modules
+begun = threading.Event()
+arrays = np.ones((4, 1 << 15), "f4")
+
+def work():
+    begun.set()
+    layer.relu(arrays[0], arrays[1])
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "minidist.kernels.gil" and not begun.is_set():
+            threading.Thread(target=work).start()
+            begun.wait()
+
+sys.meta_path.insert(0, Finder())
+layer.relu(arrays[2], arrays[3])
+"""
+
+
+def test_two_threads_may_ask_who_has_the_gil_for_the_first_time_at_once():
+    """An import lets go of the GIL, also that of the flag."""
+    subprocess.run([sys.executable, "-c", FIRST_USE], check=True, timeout=30)

@@ -20,14 +20,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 SUMS = {4: 50, 256: 20, 4096: 5, 65536: 1}  # KB of a buffer, and how often it is summed in a step
 EXAMPLES = 50_000  # of the workload `input`
 INPUT_BATCH = 128
+PHOTO_BATCH, PHOTO_SIZE = 32, 224  # of the workload `jpeg`
+WORKERS = (0, 1, 2)  # threads that read ahead; 0: the caller reads
+PHOTOS = "--photos", {"help": "the folder of .jpg files that the workload `jpeg` reads"}
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 MERGES = 200  # in a run of the workload `merge_call`
-ALONE = ("optimizer", "input")  # workloads of one replica
+ALONE = ("optimizer", "input", "jpeg")  # workloads of one replica
 WORDS = {"sgdm": 5, "adam": 7}  # that a rule reads and writes for each parameter
 
 
@@ -176,12 +180,26 @@ def timed(times: int, warmup: int, call: Callable[[], object]) -> list[float]:
 
 def window(job: Job, times: int, take: Callable[[], object]) -> list[float]:
     """Return the mean seconds of a batch, over a whole window: those read ahead come in bursts."""
+    return busy_window(job, times, take)[0]
+
+
+def busy_window(job: Job, times: int, take: Callable[[], object]) -> tuple[list[float], float]:
+    """Return what `window` does, and how many CPU seconds were used in a second."""
     for _ in range(job.warmup):
         take()
-    started = time.perf_counter()
+    used, started = time.process_time(), time.perf_counter()
     for _ in range(times):
         take()
-    return [(time.perf_counter() - started) / times]
+    seconds = time.perf_counter() - started
+    return [seconds / times], (time.process_time() - used) / seconds
+
+
+def photos(job: Job) -> list[bytes]:
+    """Return the files of the workload `jpeg`."""
+    paths = sorted(Path(job.options["photos"] or ".").glob("*.jpg"))
+    if not paths:
+        raise SystemExit("--photos must name a folder with .jpg files in it")
+    return [path.read_bytes() for path in paths]
 
 
 # --- starting -----------------------------------------------------------------------------------

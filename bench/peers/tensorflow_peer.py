@@ -18,7 +18,8 @@ from typing import Any
 import job as jobs
 from networks import EPSILON, KEPT, MOMENTUM, NETWORKS, RATE, Layer, shapes
 
-ASKED = jobs.asked(__doc__, (*NETWORKS, "allreduce", "optimizer", "merge_call", "input", "import"))
+WORKLOADS = (*NETWORKS, "allreduce", "optimizer", "merge_call", "input", "jpeg", "import")
+ASKED = jobs.asked(__doc__, WORKLOADS, jobs.PHOTOS)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 tf: Any = None  # once it is wanted: `import` times fresh interpreters only
@@ -292,8 +293,50 @@ def pipelines() -> None:
             options = tf.data.Options()
             options.threading.private_threadpool_size = max(1, workers)
             batches = iter((dataset.prefetch(4) if workers else dataset).with_options(options))
-            seconds = jobs.window(ASKED, more * ASKED.steps, lambda x=batches: next(x))
-            answer(f"{name}-workers{workers}", seconds, batch, "images/s", batch=batch)
+            seconds, cores = jobs.busy_window(ASKED, more * ASKED.steps, lambda x=batches: next(x))
+            answer(
+                f"{name}-workers{workers}",
+                seconds,
+                batch,
+                "images/s",
+                batch=batch,
+                cores_used=round(cores, 2),
+            )
+
+
+def photographs() -> None:
+    """Decode a random part of each file, flip, resize and scale it; as tf_cnn_benchmarks does."""
+    strategy()
+    files = jobs.photos(ASKED)
+    batch = ASKED.batch or jobs.PHOTO_BATCH
+
+    def one(content: Any) -> Any:
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(content),
+            tf.zeros((1, 0, 4)),
+            min_object_covered=0.1,
+            aspect_ratio_range=(0.75, 1.33),
+            area_range=(0.05, 1.0),
+            max_attempts=100,
+            use_image_if_no_bounding_boxes=True,
+        )
+        box = tf.concat((begin[:2], size[:2]), 0)
+        image = tf.image.decode_and_crop_jpeg(content, box, channels=3)
+        image = tf.image.random_flip_left_right(image)
+        image = tf.compat.v1.image.resize_images(image, (jobs.PHOTO_SIZE, jobs.PHOTO_SIZE))
+        return image / 127.5 - 1
+
+    for workers in jobs.WORKERS:
+        how = {"num_parallel_calls": workers} if workers else {}
+        dataset = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat()
+        dataset = dataset.map(one, **how).batch(batch)
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = max(1, workers)
+        batches = iter((dataset.prefetch(4) if workers else dataset).with_options(options))
+        seconds, cores = jobs.busy_window(ASKED, ASKED.steps, lambda x=batches: next(x))
+        answer(
+            f"workers{workers}", seconds, batch, "images/s", batch=batch, cores_used=round(cores, 2)
+        )
 
 
 _STRATEGY = """
@@ -317,6 +360,7 @@ OTHERS = {
     "optimizer": optimizer,
     "merge_call": merges,
     "input": pipelines,
+    "jpeg": photographs,
     "import": start,
 }
 

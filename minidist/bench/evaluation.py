@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import prod
 
 from minidist import data
 from minidist.bench import making, report
@@ -24,12 +25,12 @@ class Evaluation:
         workers: int,
         strategy: Strategy,
         model: Layer,
-        examples: data.Examples,
+        split: data.Split,
     ) -> None:
         self._flags = flags
         self._strategy = strategy
         self._model = model
-        self._batches = making.test_batches(flags, workers, examples)
+        self._batches = making.test_batches(flags, workers, split)
         self.num_batches = flags.num_eval_batches or in_steps(
             flags.num_eval_epochs or 1.0, self._batches.batches_per_epoch
         )
@@ -50,11 +51,11 @@ class Evaluation:
         )
 
     def _sizes(self) -> Iterator[int]:
-        """Give how many examples each batch has."""
-        batches = self._batches
+        """Give how many examples, each with a label of its own, each batch has."""
+        batches, each = self._batches, prod(self._batches.split.label_shape)
         while True:
-            for begin in range(0, len(batches.examples), batches.batch_size):
-                yield min(batches.batch_size, len(batches.examples) - begin)
+            for begin in range(0, len(batches.split), batches.batch_size):
+                yield each * min(batches.batch_size, len(batches.split) - begin)
 
     def with_rows(self) -> tuple[Accuracy, float]:
         """Evaluate, print the speed every few batches, and return the accuracy and images/sec."""

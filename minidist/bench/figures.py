@@ -64,5 +64,5 @@ class Figures:
             step, weights, _, _ = each[0]
             seconds = sum(of_worker[2] for of_worker in each) / len(each)
             self.steps.append(report.Step(step, mean_loss(results) + weights, seconds))
-            self.images.append(sum(result.examples for result in results))
+            self.images.append(sum(result.count for result in results))
             self.accuracy = Accuracy.of(results)

@@ -37,6 +37,7 @@ class Loop:
     model: Layer
     optimizer: Optimizer
     rate: Callable[[int], float]  # the learning rate by steps done
+    unit: str  # what speeds count
     feed: Iterator[Any]
     evaluate: Evaluation
     evaluation_is_due: Callable[[int], bool]  # after a step of the rows
@@ -59,7 +60,9 @@ class Loop:
 
     def measure(self, total: int) -> None:
         """Do the steps that are counted, up to number `total`, and print their rows."""
-        print(report.columns(self.flags.loss_type_to_report, self.flags.print_training_accuracy))
+        flags = self.flags
+        accuracy = flags.print_training_accuracy
+        print(report.columns(flags.loss_type_to_report, accuracy, self.unit))
         started = time.perf_counter()
         with self.watch.watching(), Progress(total) as progress:
             first = self.done - self.flags.num_warmup_batches + 1
@@ -74,7 +77,7 @@ class Loop:
             self.elapsed += time.perf_counter() - started  # before a trace is written
         self.figures.finish(self.elapsed)
         if self.figures.steps:
-            print("\n".join(report.closing(self.total_images_per_sec)))
+            print("\n".join(report.closing(self.total_images_per_sec, self.unit)))
 
     def _step(self, accuracy: bool = False) -> tuple[tuple[StepResult, ...], float]:
         """Do one step on all replicas; return what each reports, and the seconds it took."""
@@ -85,7 +88,7 @@ class Loop:
         if self.flags.forward_only:
             results = self.strategy.run(forward_step, self.model, images, labels, **how)
         else:
-            how["accuracy"] = accuracy
+            how |= {"accuracy": accuracy, "label_smoothing": self.flags.label_smoothing}
             results = self.strategy.run(
                 train_step, self.model, self.optimizer, images, labels, **how
             )
@@ -109,7 +112,7 @@ class Loop:
             self.figures.settle()
         if shown:
             accuracy = self.figures.accuracy if flags.print_training_accuracy else None
-            progress.row(report.row(step, self.speed, self.figures.loss, accuracy))
+            progress.row(report.row(step, self.speed, self.figures.loss, accuracy, self.unit))
         if summaries is not None and written:
             summaries.write(self.done, self._numbers())
             summaries.write_weights(self.done)

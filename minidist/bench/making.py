@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
-from minidist import data, models, ops, optim
+from minidist import data, models, ops, optim, threads
 from minidist.bench.crew import Crew
 from minidist.bench.flags import Flags
 from minidist.bench.gpus import own_gpus
-from minidist.errors import UsageError
+from minidist.data.planes import Planes
+from minidist.data.repeated import Repeated
+from minidist.errors import ShapeError, UsageError
 from minidist.nn import Layer
 from minidist.optim import LossScale
 from minidist.strategy import Strategy
@@ -21,12 +22,21 @@ from minidist.tensor import Tensor
 def dataset(flags: Flags, workers: int) -> data.Dataset:
     """Load the data set, with images in the flags' data format.
 
+    Images that may have any shape are made for the model.
+
     Raises UsageError where it has fewer examples than a batch, DataError for files that cannot be
     read.
     """
     batch = flags.batch_size * flags.num_devices * workers
+    has_a_shape = flags.data_dir is not None and not data.SOURCES[flags.data_name].any_shape
+    size = None if has_a_shape else flags.recipe.image_size
     loaded = data.load(
-        flags.data_name, flags.data_dir, examples=max(512, batch), seed=flags.tf_random_seed
+        flags.data_name,
+        flags.data_dir,
+        image_shape=None if size is None else (size, size, 3),
+        examples=max(512, batch),
+        seed=flags.tf_random_seed,
+        settings=flags.settings(),
     )
     if batch > len(loaded.train):
         times = f" times {workers} workers" if workers > 1 else ""
@@ -36,31 +46,51 @@ def dataset(flags: Flags, workers: int) -> data.Dataset:
             "on: make one of the two smaller"
         )
     if flags.data_format == "NCHW":
-        train, test = _channels_first(loaded.train), _channels_first(loaded.test)
-        loaded = replace(loaded, train=train, test=test)
+        if len(loaded.train.shape) != 3:
+            raise UsageError(
+                f"--data_format=NCHW is an order of images, and --data_name={flags.data_name} has "
+                "none: leave it out"
+            )
+        loaded = replace(loaded, train=Planes(loaded.train), test=Planes(loaded.test))
     return loaded
 
 
-def training_batches(
-    flags: Flags, workers: int, examples: data.Examples, start: int = 0
-) -> data.Batches:
+def training_batches(flags: Flags, workers: int, split: data.Split, start: int = 0) -> data.Batches:
     """Return the global batches of a training that has done `start` steps already."""
     return data.Batches(
-        examples,
+        split,
         flags.batch_size * flags.num_devices * workers,
         seed=flags.tf_random_seed,
         start=start,
+        workers=_threads(flags),
     )
 
 
-def test_batches(flags: Flags, workers: int, examples: data.Examples) -> data.Batches:
+def test_batches(flags: Flags, workers: int, split: data.Split) -> data.Batches:
     """Return the global batches of evaluations, without an end, in the examples' own order."""
-    assert flags.eval_batch_size is not None  # by Flags
     return data.Batches(
-        examples,
-        min(flags.eval_batch_size * flags.num_devices * workers, len(examples)),
+        split,
+        min(flags.eval_batch_size * flags.num_devices * workers, len(split)),
         seed=flags.tf_random_seed,
         shuffle=False,
+        workers=_threads(flags),
+    )
+
+
+def _threads(flags: Flags) -> int:
+    """Return how many threads read examples."""
+    if flags.datasets_num_private_threads is not None:
+        return flags.datasets_num_private_threads
+    return threads.cores() if flags.reads_encoded_images else 0
+
+
+def feed(flags: Flags, strategy: Strategy, batches: data.Batches) -> Iterator[Any]:
+    """Return what the replicas of a training are fed."""
+    return iter(
+        strategy.distribute_dataset(
+            Repeated(batches) if flags.datasets_repeat_cached_sample else batches,
+            prefetch=flags.datasets_prefetch_buffer_size,
+        )
     )
 
 
@@ -83,11 +113,27 @@ def devices(flags: Flags, crew: Crew) -> str:
 
 
 def model(flags: Flags, of: data.Dataset) -> Layer:
-    """Return the model with its variables, made in the strategy that is current."""
-    if flags.data_format == "NHWC":
-        return models.build(flags.model, of.image_shape, of.classes)
-    channels, height, width = of.image_shape
-    return _ChannelsFirst(models.build(flags.model, (height, width, channels), of.classes))
+    """Return the model with its variables, made in the strategy that is current.
+
+    Raises UsageError, naming the layer, where it cannot take the data's examples.
+    """
+    shape = of.train.shape
+    if flags.data_format == "NCHW":
+        channels, height, width = shape
+        shape = height, width, channels
+    try:
+        built = models.build(flags.model, shape, of.classes)
+    except ShapeError as error:
+        raise UsageError(
+            f"--model={flags.model} cannot take examples as those of {of.name}: {error}"
+        ) from None
+    answers = (*of.train.label_shape, of.classes)
+    if built.output_shape != answers:
+        raise UsageError(
+            f"--model={flags.model} gives {built.output_shape} for an example of {of.name}, which "
+            f"needs {answers}, one for each label and class: choose another model"
+        )
+    return built if flags.data_format == "NHWC" else _ChannelsFirst(built)
 
 
 def optimizer(flags: Flags, rate: float) -> optim.Optimizer:
@@ -133,8 +179,3 @@ class _ChannelsFirst(Layer):
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
         return self.model(ops.transpose(x, (0, 2, 3, 1)), training)
-
-
-def _channels_first(examples: data.Examples) -> data.Examples:
-    images = np.ascontiguousarray(examples.images.transpose(0, 3, 1, 2))
-    return data.Examples(images, examples.labels)

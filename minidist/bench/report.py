@@ -26,7 +26,7 @@ RULE = "-" * 64
 
 
 class Speed(NamedTuple):
-    """Images per second over some steps; the percentiles are of the single steps' speeds."""
+    """Images (of a text: tokens) per second over some steps; percentiles are of single steps'."""
 
     mean: float
     uncertainty: float
@@ -94,7 +94,7 @@ def header(
     `where` is a line of its own on where it begins, if not with a first step. cluster: the
     processes of a run, if there are several.
     """
-    batch_size = flags.eval_batch_size if flags.eval and flags.eval_batch_size else flags.batch_size
+    batch_size = flags.eval_batch_size if flags.eval else flags.batch_size
     return [
         f"minidist:    {minidist.__version__}",
         f"Model:       {flags.model}",
@@ -143,23 +143,31 @@ def _processes(flags: Flags, cluster: Cluster) -> list[str]:
     ]
 
 
-def columns(loss_type: str, accuracy: bool) -> str:
-    """Return the heading of the rows."""
-    return f"Step\tImg/sec\t{loss_type}" + ("\ttop_1_accuracy\ttop_5_accuracy" if accuracy else "")
+def columns(loss_type: str, accuracy: bool, unit: str = "images") -> str:
+    """Return the heading of the rows; `unit` is what the data set counts."""
+    counted = "Img" if unit == "images" else unit.capitalize()
+    heading = f"Step\t{counted}/sec\t{loss_type}"
+    return heading + ("\ttop_1_accuracy\ttop_5_accuracy" if accuracy else "")
 
 
-def row(step: int, speed: Speed, loss: float, accuracy: Accuracy | None = None) -> str:
-    """Return the row of one step, to the character as the ancestor prints it."""
+def row(
+    step: int,
+    speed: Speed,
+    loss: float,
+    accuracy: Accuracy | None = None,
+    unit: str = "images",
+) -> str:
+    """Return the row of one step, of images to the character as the ancestor prints it."""
     text = (
-        f"{step}\timages/sec: {speed.mean:.1f} +/- {speed.uncertainty:.1f} "
+        f"{step}\t{unit}/sec: {speed.mean:.1f} +/- {speed.uncertainty:.1f} "
         f"(jitter = {speed.jitter:.1f})\t{loss:.3f}"
     )
     return text if accuracy is None else f"{text}\t{accuracy.top_1:.3f}\t{accuracy.top_5:.3f}"
 
 
-def closing(total_images_per_sec: float) -> list[str]:
+def closing(total_images_per_sec: float, unit: str = "images") -> list[str]:
     """Return the lines after the last row."""
-    return [RULE, f"total images/sec: {total_images_per_sec:.2f}", RULE]
+    return [RULE, f"total {unit}/sec: {total_images_per_sec:.2f}", RULE]
 
 
 def eval_row(step: int, examples_per_sec: float) -> str:
@@ -171,8 +179,13 @@ def accuracy_line(accuracy: Accuracy) -> str:
     """Return the line on the accuracy over the test part."""
     return (
         f"Accuracy @ 1 = {accuracy.top_1:.4f} Accuracy @ 5 = {accuracy.top_5:.4f} "
-        f"[{accuracy.examples} examples]"
+        f"[{accuracy.count} examples]"
     )
+
+
+def skipped_line(records: int) -> str:
+    """Return the line on records that others have stood in for."""
+    return f"Skipped {records} bad record{'' if records == 1 else 's'}"
 
 
 def peak_memory_bytes() -> int:
@@ -203,14 +216,15 @@ def document(
     watched: Mapping[str, Any],
     weights_checksum: Sequence[str],
     parameters: int,
+    skipped_records: int,
     peak_memory_bytes: int,
     global_step: int,
     resumed_at: int | None,
 ) -> dict[str, Any]:
     """Return the results of a run in schema 1, ready for `write`; docs/bench.md has its fields.
 
-    `parameters` counts the trainable elements of one replica; weights_checksum has one item for
-    each replica.
+    `parameters` counts the trainable elements of one replica, `skipped_records` what could not be
+    read, over all workers; weights_checksum has one item for each replica.
     """
     return {
         "schema": SCHEMA,
@@ -226,6 +240,7 @@ def document(
         "resumed_at": resumed_at,
         "weights_checksum": {str(replica): text for replica, text in enumerate(weights_checksum)},
         "parameters": parameters,
+        "skipped_records": skipped_records,
         "peak_memory_bytes": peak_memory_bytes,
         "versions": versions(),
     }

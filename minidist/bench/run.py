@@ -70,7 +70,7 @@ def _train(
     print("Generating training model")
     with strategy.scope():
         model = making.model(flags, dataset)
-    rate = flags.learning_rate(batches.batches_per_epoch)
+    rate = flags.learning_rate(batches.batches_per_epoch, batches.batch_size)
     optimizer = making.optimizer(flags, rate(0))
     keeper = summaries = None
     if folder is not None:
@@ -87,7 +87,8 @@ def _train(
         model,
         optimizer,
         rate,
-        feed=iter(strategy.distribute_dataset(batches)),
+        dataset.unit,
+        feed=making.feed(flags, strategy, batches),
         evaluate=Evaluation(flags, workers, strategy, model, dataset.test),
         evaluation_is_due=due(flags, batches.batches_per_epoch),
         watch=watch,
@@ -108,7 +109,7 @@ def _train(
         accuracy = loop.accuracy()
         print(report.accuracy_line(accuracy))
     return report.document(
-        **_about(flags, crew, strategy, model),
+        **_about(flags, crew, strategy, model, dataset),
         steps=figures.steps,
         speed=loop.speed if figures.steps else None,
         total_images_per_sec=loop.total_images_per_sec if figures.steps else None,
@@ -131,9 +132,9 @@ def _evaluate(
     _print_header(flags, dataset, crew, strategy, evaluate.num_batches, evaluate.num_epochs, where)
     accuracy, images_per_sec = evaluate.with_rows()
     print(report.accuracy_line(accuracy))
-    print("\n".join(report.closing(images_per_sec)))
+    print("\n".join(report.closing(images_per_sec, dataset.unit)))
     return report.document(
-        **_about(flags, crew, strategy, model),
+        **_about(flags, crew, strategy, model, dataset),
         steps=[],
         speed=None,
         total_images_per_sec=images_per_sec,
@@ -168,8 +169,14 @@ def _devices(crew: Crew, strategy: Strategy) -> list[str]:
     return [f"{name}/{device}" for name, devices in named for device in devices]
 
 
-def _about(flags: Flags, crew: Crew, strategy: Strategy, model: Layer) -> dict[str, Any]:
+def _about(
+    flags: Flags, crew: Crew, strategy: Strategy, model: Layer, dataset: data.Dataset
+) -> dict[str, Any]:
+    skipped = sum(crew.exchange("tell of records that were skipped", dataset.skipped))
+    if flags.skip_bad_records:
+        print(report.skipped_line(skipped))
     return {
+        "skipped_records": skipped,
         "flags": flags,
         "devices": _devices(crew, strategy),
         "peak_memory_bytes": max(crew.exchange("tell of memory", report.peak_memory_bytes())),

@@ -83,7 +83,7 @@ class Summaries:
         self, flags: Flags, crew: Crew, folder: TrainDir, model: Layer, resumed_at: int
     ) -> None:
         self._every = flags.save_summaries_steps
-        self._verbosity = flags.summary_verbosity or 0
+        self._verbosity = flags.summary_verbosity
         self._model = model
         self._open = ExitStack()
         self._writers = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +11,84 @@ from numpy.typing import NDArray
 from minidist.errors import ShapeError
 
 
+class Split(Protocol):
+    """A part of a data set: examples by number, from 0, each an input and its label.
+
+    What an example looks like as it is fed follows from its number, the seed and the epoch alone,
+    so that it is the same in whatever thread or process it is read.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of one input: (height, width, channels) of an image, (tokens,) of a text."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the inputs: float32 of images, int64 of texts."""
+        ...
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """That of one label, which is int64: () of an image's class, (tokens,) of a text."""
+        ...
+
+    @property
+    def grain(self) -> int:
+        """How many examples are worth a thread's while at a time."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return all numbers, int64 [n], in the order of an epoch that is shuffled."""
+        ...
+
+    def read(
+        self,
+        numbers: NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+    ) -> None:
+        """Write the examples of numbers [k] into inputs [k, *shape] and labels [k, *label_shape].
+
+        Both are C-contiguous. Any number of threads may read at a time.
+        """
+        ...
+
+
+def generator(seed: int, epoch: int) -> np.random.Generator:
+    """Return the Philox generator of key (seed, epoch), which orders that epoch."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
+
+
+@runtime_checkable
+class Skipping(Protocol):
+    """A Split whose records may be damaged, so that others stand in for them."""
+
+    @property
+    def skipped(self) -> int:
+        """How many there were so far."""
+        ...
+
+
+def skipped(split: Split) -> int:
+    """Return how many records others have stood in for so far."""
+    return split.skipped if isinstance(split, Skipping) else 0
+
+
+def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return a permutation of 0 to count - 1, as an epoch is ordered."""
+    return generator(seed, epoch).permutation(count)
+
+
 @dataclass(frozen=True)
 class Examples:
-    """Images float32 [n, height, width, channels], about -1 to 1, and their labels int64 [n].
+    """A Split in memory: images float32 [n, height, width, channels] and their labels int64 [n].
 
+    Pixels are about -1 to 1, and fed as they are.
     Raises ShapeError when the two do not have these dtypes and dimensions or differ in length.
     """
 
@@ -36,21 +111,66 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.images.shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.images.dtype
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def grain(self) -> int:
+        return max(1, 2**18 // max(1, self.images[:1].nbytes))
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        return shuffled(len(self), seed, epoch)
+
+    def read(
+        self,
+        numbers: NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+    ) -> None:
+        # Under mode="raise" NumPy would gather into an array of its own first.
+        self.images.take(numbers, axis=0, out=inputs, mode="clip")
+        self.labels.take(numbers, out=labels, mode="clip")
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named data set; `synthetic` says that its images are random and nothing can be learnt."""
+    """A named data set; `synthetic` says that its images are random and nothing can be learnt.
+
+    names: of the classes, in order, where they are known.
+    """
 
     name: str
-    train: Examples
-    test: Examples
+    train: Split
+    test: Split
     classes: int
     synthetic: bool
+    names: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """What has a label, and is counted where speeds are told: images, or tokens of a text."""
+        return "tokens" if self.train.label_shape else "images"
+
+    @property
+    def skipped(self) -> int:
+        """How many records could not be read so far, in both parts."""
+        return skipped(self.train) + skipped(self.test)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of every image."""
-        _, height, width, channels = self.train.images.shape
+        height, width, channels = self.train.shape
         return height, width, channels
 
 

@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minidist.errors import DataError
+from minidist.tensor_file import open_to_read
 
 GZIP_MAGIC = b"\x1f\x8b"
+LIMIT = 2**30  # bytes of what is read in one piece: an image, a record
 DEFLATE_LIMIT = 1032  # no deflate stream unpacks to more than this many times its size
 
 
@@ -37,6 +39,18 @@ def folder(data_dir: str) -> Path:
     if not os.access(path, os.R_OK | os.X_OK):
         raise DataError(f"{path}: data_dir cannot be read by this user: change its permissions")
     return path
+
+
+def whole(path: Path) -> bytes:
+    """Return what a file holds. Raises DataError where it cannot be read, or is above LIMIT."""
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LIMIT:
+            raise DataError(f"{path}: expected at most {LIMIT} bytes, but there are {size}")
+        try:
+            return file.readall()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 class Reader:

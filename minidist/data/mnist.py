@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from minidist.data.dataset import Dataset, Examples, scale_pixels
+from minidist.data.dataset import Dataset
 from minidist.data.files import Reader, folder
+from minidist.data.pixels import Pixels
 from minidist.errors import DataError
 
 CLASSES = 10
@@ -66,7 +67,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return elements.reshape(shape)
 
 
-def _part(path: Path, part: str) -> Examples:
+def _part(path: Path, part: str) -> Pixels:
     images_file = _find(path, f"{part}-images", "idx3-ubyte")
     labels_file = _find(path, f"{part}-labels", "idx1-ubyte")
     labels = read_idx(labels_file, 1)
@@ -82,9 +83,7 @@ def _part(path: Path, part: str) -> Examples:
             f"{images_file}: byte 4: expected {len(labels)} images, one for each label in "
             f"{labels_file.name}, but it has {len(pixels)}"
         )
-    images = np.empty(pixels.shape, np.float32)
-    scale_pixels(pixels, out=images)
-    return Examples(images[..., np.newaxis], labels.astype(np.int64))
+    return Pixels(pixels[..., np.newaxis], labels.astype(np.int64))
 
 
 def _find(path: Path, stem: str, suffix: str) -> Path:

@@ -12,7 +12,7 @@ EXAMPLES = 512
 
 def load(
     name: str,
-    image_shape: tuple[int, int, int],
+    image_shape: tuple[int, ...],
     classes: int,
     *,
     examples: int = EXAMPLES,
@@ -46,7 +46,7 @@ def load(
 
 
 def _examples(
-    generator: np.random.Generator, count: int, image_shape: tuple[int, int, int], classes: int
+    generator: np.random.Generator, count: int, image_shape: tuple[int, ...], classes: int
 ) -> Examples:
     images = generator.standard_normal((count, *image_shape), dtype=np.float32)
     pixels = images.reshape(-1)  # a view

@@ -25,7 +25,7 @@ import numpy as np
 from minidist import observe
 from minidist.device import cpu_onednn
 from minidist.device.cpu_work import may_do
-from minidist.kernels import channel, layer, reduce
+from minidist.kernels import channel, convolution, layer, reduce, tiles
 
 try:
     import fcntl
@@ -193,7 +193,7 @@ def of_machine() -> Choices:
 def _compiled(onednn: Any) -> str:
     """Return a digest of the compiled parts: there may be many builds of a version."""
     digest = hashlib.sha256()
-    for part in (channel, layer, reduce, onednn):
+    for part in (channel, convolution, layer, reduce, tiles, onednn):
         if part is not None:
             digest.update(Path(str(part.__file__)).read_bytes())
     return digest.hexdigest()[:12]

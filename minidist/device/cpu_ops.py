@@ -28,7 +28,7 @@ from minidist.device.ops import (
     Words,
 )
 from minidist.dtypes import as_array, as_dtype, is_narrow
-from minidist.kernels import channel, layer, reduce, update
+from minidist.kernels import attention, channel, depthwise, layer, reduce, tokens, update
 from minidist.threads import per_replica
 
 _RELATIONS = {"equal": np.equal, "less": np.less, "less_equal": np.less_equal}
@@ -40,7 +40,7 @@ class CpuOps(Ops):
     Verbs that only move elements take any dtype; see `cpu_narrow.py` for those that compute.
     """
 
-    can_sum_in_updates: ClassVar[bool] = True
+    can_update_copies: ClassVar[bool] = True
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -151,6 +151,30 @@ class CpuOps(Ops):
         return dx
 
     @in_float32
+    def relu6(self, x: Array) -> Array:
+        y = np.empty_like(x)
+        layer.relu6(x, y, threads=per_replica())
+        return y
+
+    @in_float32
+    def relu6_backward(self, dy: Array, y: Array) -> Array:
+        dx = np.empty_like(y)
+        layer.relu6_backward(dy, y, dx, threads=per_replica())
+        return dx
+
+    @in_float32
+    def gelu(self, x: Array) -> Array:
+        y = np.empty_like(x)
+        tokens.gelu(x, y, threads=per_replica())
+        return y
+
+    @in_float32
+    def gelu_backward(self, dy: Array, x: Array) -> Array:
+        dx = np.empty_like(x)
+        tokens.gelu_backward(dy, x, dx, threads=per_replica())
+        return dx
+
+    @in_float32
     def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
         y = np.empty_like(x)
         layer.dropout(x, y, rate, key, counter, threads=per_replica())
@@ -169,8 +193,8 @@ class CpuOps(Ops):
         array[...] = a
         return array
 
-    def concatenate(self, arrays: Tensors) -> Array:
-        return np.concatenate(arrays)
+    def concatenate(self, arrays: Tensors, axis: int = 0) -> Array:
+        return np.concatenate(arrays, axis)
 
     def take(self, a: Array, index: Any) -> Array:
         return np.asarray(a[index], order="C")
@@ -229,7 +253,9 @@ class CpuOps(Ops):
         transpose_b: bool = False,
         out: Array | None = None,
     ) -> Array:
-        return cpu_linear.matmul(a, b, transpose_a, transpose_b, out)
+        if a.ndim == 2:
+            return cpu_linear.matmul(a, b, transpose_a, transpose_b, out)
+        return np.matmul(a.mT if transpose_a else a, b.mT if transpose_b else b, out)
 
     @in_float32
     def dense(self, x: Array, w: Array, bias: Array, relu: bool = False) -> Array:
@@ -266,6 +292,26 @@ class CpuOps(Ops):
 
     def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
         return cpu_linear.conv2d_backward_filter(x, dy, w_shape, window)
+
+    @in_float32
+    def depthwise_conv2d(self, x: Array, w: Array, window: Window) -> Array:
+        y = np.empty((len(x), *window.output, x.shape[3]), x.dtype)
+        depthwise.forward(x, w, y, *window.position[2:], threads=per_replica())
+        return y
+
+    @in_float32
+    def depthwise_conv2d_backward_input(
+        self, dy: Array, w: Array, x_shape: Shape, window: Window
+    ) -> Array:
+        dx = np.empty(x_shape, dy.dtype)
+        depthwise.backward_input(dy, w, dx, *window.position[2:], threads=per_replica())
+        return dx
+
+    @in_float32
+    def depthwise_conv2d_backward_filter(self, x: Array, dy: Array, window: Window) -> Array:
+        dw = np.empty((*window.size, x.shape[3]), x.dtype)
+        depthwise.backward_filter(x, dy, dw, *window.position[2:], threads=per_replica())
+        return dw
 
     # -- pooling and normalisation -------------------------------------------------------------
 
@@ -337,6 +383,36 @@ class CpuOps(Ops):
         given = (dy, x, mean, variance, scale, epsilon, moments)
         channel.normalize_backward(*given, dx, dscale, doffset, y, dz, threads=per_replica())
         return dx, dscale, doffset, dz if add else None
+
+    @in_float32
+    def layer_norm(self, x: Array, scale: Array, offset: Array, epsilon: float) -> Array:
+        y = np.empty_like(x)
+        tokens.layer_norm(x, scale, offset, epsilon, y, threads=per_replica())
+        return y
+
+    @rounding(0)
+    def layer_norm_backward(
+        self, dy: Array, x: Array, scale: Array, epsilon: float
+    ) -> tuple[Array, Array, Array]:
+        dx = np.empty_like(x)
+        dscale, doffset = np.empty((2, x.shape[-1]), x.dtype)
+        given = (dy, x, scale, epsilon)
+        tokens.layer_norm_backward(*given, dx, dscale, doffset, threads=per_replica())
+        return dx, dscale, doffset
+
+    # -- attention -----------------------------------------------------------------------------
+
+    @in_float32
+    def causal_attention(self, qkv: Array, heads: int) -> Array:
+        y = np.empty((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
+        attention.causal_attention(qkv, y, heads, threads=per_replica())
+        return y
+
+    @in_float32
+    def causal_attention_backward(self, dy: Array, qkv: Array, heads: int) -> Array:
+        dqkv = np.empty_like(qkv)
+        attention.causal_attention_backward(dy, qkv, dqkv, heads, threads=per_replica())
+        return dqkv
 
     # -- losses --------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Kinds of work that several implementations can do: what each is called, and who can do it.
 
 `gemm` is NumPy's BLAS, for convolutions with im2col before it: it can do everything. `direct` is a
-kernel of our own for the gradient of a filter, which needs no columns. `onednn` has
+kernel of our own for the gradient of a filter, which needs no columns; `tiles` are kernels of our
+own for processors with AMX, which multiply float32 in parts of bfloat16. `onednn` has
 primitives for images as they lie here, channels last, and `onednn-any` those for the layout that
 oneDNN likes best, between two reorders of the images; `onednn-sgemm` is its other product of
 matrices. oneDNN computes in float32, and convolves bfloat16 with sums in float32, which are rounded
@@ -22,7 +23,7 @@ from minidist.device.base import Array
 from minidist.device.cpu_convolution import convolve, convolve_filter, convolve_input
 from minidist.device.ops import Shape, Window
 from minidist.dtypes import is_narrow
-from minidist.kernels import channel, convolution
+from minidist.kernels import channel, convolution, tiles
 
 Way = Callable[..., object]  # of arrays, of which the last is written
 GEMM = "gemm"
@@ -34,10 +35,10 @@ _BY_COLUMNS = {
 WIDENED = "float32"  # narrow arrays are widened, and the result is rounded
 # Who can do what in float32, on one machine or another.
 _ABLE = {
-    "conv2d forward": (GEMM, "onednn", "onednn-any"),
-    "conv2d backward_input": (GEMM, "onednn", "onednn-any"),
-    "conv2d backward_filter": (GEMM, "direct", "onednn", "onednn-any"),
-    "matmul": (GEMM, "onednn", "onednn-sgemm"),
+    "conv2d forward": (GEMM, "tiles", "onednn", "onednn-any"),
+    "conv2d backward_input": (GEMM, "tiles", "onednn", "onednn-any"),
+    "conv2d backward_filter": (GEMM, "direct", "tiles", "onednn", "onednn-any"),
+    "matmul": (GEMM, "tiles", "onednn", "onednn-sgemm"),
 }
 
 
@@ -114,6 +115,16 @@ class Convolution(NamedTuple):
             and convolution.can_filter_gradient(self.w[3])
         ):
             yield "direct", self._direct
+        if self.dtype == np.float32 and self.threads == 1:
+            tiled = tiles.Convolution(
+                x=self.x,
+                w=self.w,
+                y=self.y,
+                strides=self.window.strides,
+                before=self.window.before,
+            )
+            if getattr(tiled, f"can_{self.direction}"):
+                yield "tiles", getattr(tiled, self.direction)
         onednn = cpu_onednn.find()
         if onednn is None or self.dtype.name not in ("float32", "bfloat16"):
             return
@@ -173,8 +184,12 @@ class Product(NamedTuple):
     def ways(self) -> Iterator[tuple[str, Way]]:
         if not is_narrow(self.dtype):
             yield GEMM, self._blas
+        if self.dtype != np.float32:
+            return
+        if self.threads == 1 and tiles.has_tiles():
+            yield "tiles", self._on_tiles
         onednn = cpu_onednn.find()
-        if onednn is None or self.dtype != np.float32:
+        if onednn is None:
             return
         lengths = {
             "n": self.a[self.transpose_a],
@@ -191,6 +206,9 @@ class Product(NamedTuple):
 
     def _blas(self, a: Array, b: Array, c: Array) -> None:
         np.matmul(a.T if self.transpose_a else a, b.T if self.transpose_b else b, out=c)
+
+    def _on_tiles(self, a: Array, b: Array, c: Array) -> None:
+        tiles.multiply(a, b, c, self.transpose_a, self.transpose_b)
 
 
 def _by(lengths: tuple[int, ...]) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import cupy
 import numpy as np
 
 from minidist.device.base import Array
+from minidist.device.cuda_attention import attend, attend_backward
 from minidist.device.cuda_blas import multiply
 from minidist.device.cuda_convolution import convolve, convolve_filter, convolve_input
 from minidist.device.cuda_machine import CudaMachine
@@ -31,7 +33,15 @@ from minidist.device.ops import (
     Words,
 )
 from minidist.dtypes import as_array, as_dtype, is_narrow, kind
-from minidist.kernels import gpu_bias, gpu_layer, gpu_norm, gpu_reduce, gpu_update, gpu_window
+from minidist.kernels import (
+    gpu_bias,
+    gpu_layer,
+    gpu_norm,
+    gpu_reduce,
+    gpu_tokens,
+    gpu_update,
+    gpu_window,
+)
 from minidist.kernels.grid import wide
 
 if TYPE_CHECKING:
@@ -178,6 +188,26 @@ class CudaOps(Ops):
         gpu_layer.relu_backward(self._machine, dy, y, dx)
         return dx
 
+    def relu6(self, x: Array) -> Array:
+        y = cupy.ndarray(x.shape, x.dtype)
+        gpu_layer.relu6(self._machine, x, y)
+        return y
+
+    def relu6_backward(self, dy: Array, y: Array) -> Array:
+        dx = cupy.ndarray(y.shape, y.dtype)
+        gpu_layer.relu6_backward(self._machine, dy, y, dx)
+        return dx
+
+    def gelu(self, x: Array) -> Array:
+        y = cupy.ndarray(x.shape, x.dtype)
+        gpu_tokens.gelu(self._machine, x, y)
+        return y
+
+    def gelu_backward(self, dy: Array, x: Array) -> Array:
+        dx = cupy.ndarray(x.shape, x.dtype)
+        gpu_tokens.gelu_backward(self._machine, dy, x, dx)
+        return dx
+
     def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
         y = cupy.ndarray(x.shape, x.dtype)
         gpu_layer.dropout(self._machine, x, y, rate, key, counter)
@@ -196,8 +226,8 @@ class CudaOps(Ops):
         _bits(full)[...] = _bits(a)
         return full
 
-    def concatenate(self, arrays: Tensors) -> Array:
-        return _like(arrays[0], cupy.concatenate([_bits(array) for array in arrays]))
+    def concatenate(self, arrays: Tensors, axis: int = 0) -> Array:
+        return _like(arrays[0], cupy.concatenate([_bits(array) for array in arrays], axis))
 
     def take(self, a: Array, index: Any) -> Array:
         return _like(a, _in_one_piece(_bits(a)[index]))
@@ -248,11 +278,16 @@ class CudaOps(Ops):
         transpose_b: bool = False,
         out: Array | None = None,
     ) -> Array:
-        rows, columns = a.shape[transpose_a], b.shape[not transpose_b]
+        rows, columns = a.shape[-2 + transpose_a], b.shape[-1 - transpose_b]
         if out is None:
-            out = cupy.ndarray((rows, columns), a.dtype)
+            out = cupy.ndarray((*a.shape[:-2], rows, columns), a.dtype)
+        each = [a, b, out]
+        if a.ndim > 2:
+            pairs = prod(a.shape[:-2])
+            each = [array.reshape(pairs, *array.shape[-2:]) for array in each]
         how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-        return multiply(self._machine.blas, a, b, out, **how)
+        multiply(self._machine.blas, *each, **how)
+        return out
 
     def dense(self, x: Array, w: Array, bias: Array, relu: bool = False) -> Array:
         product = cupy.ndarray((len(x), w.shape[1]), wide(x.dtype.name))
@@ -305,6 +340,23 @@ class CudaOps(Ops):
         dw = None if dnn is None else dnn.backward_filter(x, dy, w_shape, window)
         if dw is None:
             dw = self._rounded(convolve_filter(self._machine, x, dy, w_shape, window), x.dtype)
+        return dw
+
+    def depthwise_conv2d(self, x: Array, w: Array, window: Window) -> Array:
+        y = cupy.ndarray((len(x), *window.output, x.shape[3]), x.dtype)
+        gpu_window.depthwise(self._machine, x, w, y, window.position)
+        return y
+
+    def depthwise_conv2d_backward_input(
+        self, dy: Array, w: Array, x_shape: Shape, window: Window
+    ) -> Array:
+        dx = cupy.ndarray(x_shape, dy.dtype)
+        gpu_window.depthwise_backward_input(self._machine, dy, w, dx, window.position)
+        return dx
+
+    def depthwise_conv2d_backward_filter(self, x: Array, dy: Array, window: Window) -> Array:
+        dw = cupy.ndarray((*window.size, x.shape[3]), x.dtype)
+        gpu_window.depthwise_backward_filter(self._machine, x, dy, dw, window.position)
         return dw
 
     # -- pooling and normalisation -------------------------------------------------------------
@@ -369,6 +421,29 @@ class CudaOps(Ops):
         given = (dy, x, mean, variance, scale, epsilon, moments)
         gpu_norm.normalize_backward(self._machine, *given, dx, dscale, doffset, y, dz)
         return dx, dscale, doffset, dy if add and y is None else dz
+
+    def layer_norm(self, x: Array, scale: Array, offset: Array, epsilon: float) -> Array:
+        y = cupy.ndarray(x.shape, x.dtype)
+        gpu_tokens.layer_norm(self._machine, x, scale, offset, epsilon, y)
+        return y
+
+    def layer_norm_backward(
+        self, dy: Array, x: Array, scale: Array, epsilon: float
+    ) -> tuple[Array, Array, Array]:
+        dx = cupy.ndarray(x.shape, x.dtype)
+        dscale, doffset = (cupy.ndarray(scale.shape, scale.dtype) for _ in range(2))
+        gpu_tokens.layer_norm_backward(self._machine, dy, x, scale, epsilon, dx, dscale, doffset)
+        return dx, dscale, doffset
+
+    # -- attention -----------------------------------------------------------------------------
+
+    @_in_float32
+    def causal_attention(self, qkv: Array, heads: int) -> Array:
+        return attend(self._machine, qkv, heads)
+
+    @_in_float32
+    def causal_attention_backward(self, dy: Array, qkv: Array, heads: int) -> Array:
+        return attend_backward(self._machine, dy, qkv, heads)
 
     # -- losses --------------------------------------------------------------------------------
 

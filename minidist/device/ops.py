@@ -36,10 +36,26 @@ WRITES: dict[str, dict[int | str, bool]] = {
     "scatter": {0: True, "a": True},  # the other rows stay
     "scatter_add": {0: True, "a": True},
     "matmul": {4: False, "out": False},
-    "sgd": {0: True, "weights": True},
-    "momentum": {0: True, 2: True, "weights": True, "momenta": True},
-    "rmsprop": {0: True, 2: True, 3: True, "weights": True, "squares": True, "momenta": True},
-    "adam": {0: True, 2: True, 3: True, "weights": True, "firsts": True, "seconds": True},
+    "sgd": {0: True, "weights": True, "copies": False},
+    "momentum": {0: True, 2: True, "weights": True, "momenta": True, "copies": False},
+    "rmsprop": {
+        0: True,
+        2: True,
+        3: True,
+        "copies": False,
+        "weights": True,
+        "squares": True,
+        "momenta": True,
+    },
+    "adam": {
+        0: True,
+        2: True,
+        3: True,
+        "copies": False,
+        "weights": True,
+        "firsts": True,
+        "seconds": True,
+    },
     "sum": {0: False, "destinations": False},
 }
 
@@ -69,8 +85,9 @@ class Update(TypedDict):
 
     weight_decay: a number for each tensor.
     clip: each element is clipped to [−clip, clip]; NaN stays NaN. By default nothing is.
-    others: gradients of more replicas, where the device `can_sum_in_updates`: g is the sum
-        ((c0·g0 + c1·g1) + …), in the order of the replicas, and nowhere stored.
+    copies: more arrays that get the new weights, where the device `can_update_copies`.
+    others: gradients of more replicas, where it can do that: g is the sum ((c0·g0 + c1·g1) + …),
+        in the order of the replicas, and nowhere stored.
     counts: those c, how many times each replica's gradients are taken, those in `gradients` first;
         None: once.
     """
@@ -79,6 +96,7 @@ class Update(TypedDict):
     scale: float
     weight_decay: Sequence[float]
     clip: NotRequired[float]
+    copies: NotRequired[Sequence[Tensors]]
     others: NotRequired[Sequence[Tensors]]
     counts: NotRequired[Sequence[float] | None]
     threads: int
@@ -111,11 +129,11 @@ class AdamUpdate(Update):
 class Ops(ABC):
     """What a device computes. See the module's first lines for what holds of all verbs.
 
-    can_sum_in_updates: whether update rules take the gradients of several replicas and add them up
-        in the same pass: `others` and `counts` of an Update.
+    can_update_copies: whether update rules add up the gradients of several replicas and put the new
+        weights into several copies, in the same pass: `copies`, `others` and `counts` of an Update.
     """
 
-    can_sum_in_updates: ClassVar[bool] = False
+    can_update_copies: ClassVar[bool] = False
 
     # -- arrays ------------------------------------------------------------------------------
 
@@ -193,6 +211,22 @@ class Ops(ABC):
         """dy where y > 0, else 0."""
 
     @abstractmethod
+    def relu6(self, x: Array) -> Array:
+        """min(max(x, 0), 6)."""
+
+    @abstractmethod
+    def relu6_backward(self, dy: Array, y: Array) -> Array:
+        """dy where 0 < y < 6, else 0."""
+
+    @abstractmethod
+    def gelu(self, x: Array) -> Array:
+        """x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2."""
+
+    @abstractmethod
+    def gelu_backward(self, dy: Array, x: Array) -> Array:
+        """Gradient of gelu's x."""
+
+    @abstractmethod
     def dropout(self, x: Array, rate: float, key: Words, counter: Words) -> Array:
         """x/(1−rate) where the Philox stream of (key, counter) gives at least `rate`, else 0."""
 
@@ -211,8 +245,8 @@ class Ops(ABC):
         """Return `a` repeated to fill `shape`, really written out."""
 
     @abstractmethod
-    def concatenate(self, arrays: Tensors) -> Array:
-        """Return arrays of one dtype one after the other along the first axis."""
+    def concatenate(self, arrays: Tensors, axis: int = 0) -> Array:
+        """Return arrays of one dtype one after the other along an axis."""
 
     @abstractmethod
     def take(self, a: Array, index: Any) -> Array:
@@ -267,7 +301,8 @@ class Ops(ABC):
     ) -> Array:
         """Matrix product of [n, k] and [k, m], each given transposed if the flag says so.
 
-        It is put into `out`, if there is one, and returned.
+        It is put into `out`, if there is one, and returned. With equal axes before these two, it is
+        that of each pair of matrices.
         """
 
     @abstractmethod
@@ -299,6 +334,20 @@ class Ops(ABC):
     @abstractmethod
     def conv2d_backward_filter(self, x: Array, dy: Array, w_shape: Shape, window: Window) -> Array:
         """Gradient of conv2d's w."""
+
+    @abstractmethod
+    def depthwise_conv2d(self, x: Array, w: Array, window: Window) -> Array:
+        """Cross-correlate each channel of NHWC images with its filter [kh, kw, c], zeros around."""
+
+    @abstractmethod
+    def depthwise_conv2d_backward_input(
+        self, dy: Array, w: Array, x_shape: Shape, window: Window
+    ) -> Array:
+        """Gradient of depthwise_conv2d's x."""
+
+    @abstractmethod
+    def depthwise_conv2d_backward_filter(self, x: Array, dy: Array, window: Window) -> Array:
+        """Gradient of depthwise_conv2d's w."""
 
     # -- pooling and normalisation -----------------------------------------------------------------
 
@@ -361,6 +410,33 @@ class Ops(ABC):
         With `moments`, mean and variance are those of x itself and depend on it. Given y, the
         ReLU's result, dy counts where y > 0 only.
         """
+
+    @abstractmethod
+    def layer_norm(self, x: Array, scale: Array, offset: Array, epsilon: float) -> Array:
+        """(x − mean)/√(variance + ε)·scale + offset, of [..., c] by the moments of each row.
+
+        Scale and offset [c] and their gradients are at least float32, also where x is narrow.
+        """
+
+    @abstractmethod
+    def layer_norm_backward(
+        self, dy: Array, x: Array, scale: Array, epsilon: float
+    ) -> tuple[Array, Array, Array]:
+        """Gradients of layer_norm's (x, scale, offset)."""
+
+    # -- attention ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def causal_attention(self, qkv: Array, heads: int) -> Array:
+        """softmax(q·kᵀ/√size)·v of each token over itself and those before, [n, t, heads·size].
+
+        qkv [n, t, 3·heads·size] has the queries of a token, head by head, then its keys, then its
+        values.
+        """
+
+    @abstractmethod
+    def causal_attention_backward(self, dy: Array, qkv: Array, heads: int) -> Array:
+        """Gradient of causal_attention's qkv."""
 
     # -- losses ------------------------------------------------------------------------------------
 

@@ -15,27 +15,38 @@ from minidist.initializers import (
     truncated_normal,
     zeros,
 )
-from minidist.nn.embedding import Embedding
+from minidist.nn.attention import CausalAttention
+from minidist.nn.concat import Concat
+from minidist.nn.embedding import Embedding, Positions
 from minidist.nn.layer import Layer
+from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.normalization import BatchNorm
 from minidist.nn.pooling import AveragePool, GlobalAveragePool, MaxPool
 from minidist.nn.residual import Residual
+from minidist.nn.response import LocalResponseNorm
 from minidist.nn.sequential import Sequential
-from minidist.nn.weighted import Conv2D, Dense
-from minidist.nn.weightless import Dropout, Flatten, ReLU
+from minidist.nn.weighted import Conv2D, Dense, DepthwiseConv2D
+from minidist.nn.weightless import GELU, Dropout, Flatten, ReLU
 
 __all__ = [
+    "GELU",
     "AveragePool",
     "BatchNorm",
+    "CausalAttention",
+    "Concat",
     "Conv2D",
     "Dense",
+    "DepthwiseConv2D",
     "Dropout",
     "Embedding",
     "Flatten",
     "GlobalAveragePool",
     "Initializer",
     "Layer",
+    "LayerNorm",
+    "LocalResponseNorm",
     "MaxPool",
+    "Positions",
     "ReLU",
     "Residual",
     "Sequential",

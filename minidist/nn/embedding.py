@@ -1,11 +1,12 @@
-"""Embedding: a trainable row for each of a number of things."""
+"""Embedding and Positions: a trainable row for each of a number of things, or for each place."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from minidist import ops
+from minidist import context, ops
 from minidist.device.ops import Shape
+from minidist.errors import ShapeError
 from minidist.initializers import Initializer, truncated_normal
 from minidist.nn.layer import Layer
 from minidist.tensor import Tensor
@@ -15,7 +16,9 @@ class Embedding(Layer):
     """table[ids]: integers [n, ...] from 0 to `rows` − 1 -> [n, ..., units].
 
     The gradient of the table is an IndexedSlices, so a step touches only the rows of its batch
-    where the optimizer's rule allows that (SGD without weight decay).
+    where the optimizer's rule allows that (SGD without weight decay); sparse=False makes it whole,
+    which is less to do where a batch uses most rows anyway. Integers have no say in the
+    dtype to go on in: that is the context's for activations (see train.py), or else the table's.
     """
 
     kind = "embedding"
@@ -25,12 +28,14 @@ class Embedding(Layer):
         rows: int,
         units: int,
         *,
+        sparse: bool = True,
         initializer: Initializer | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name)
         self.rows = rows
         self.units = units
+        self.sparse = sparse
         self.initializer = initializer or truncated_normal()
 
     def _build(self, shape: Shape, dtype: Any) -> Shape:
@@ -38,4 +43,25 @@ class Embedding(Layer):
         return (*shape, self.units)
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
-        return ops.embedding(self.table, x)
+        rows = ops.embedding(self.table, x, self.sparse)
+        dtype = context.frame().activations
+        return rows if dtype is None else ops.cast(rows, dtype)
+
+
+class Positions(Layer):
+    """x + table: [n, tokens, units] -> the same, with a row of the table for each place."""
+
+    kind = "positions"
+
+    def __init__(self, *, initializer: Initializer | None = None, name: str | None = None) -> None:
+        super().__init__(name)
+        self.initializer = initializer or truncated_normal()
+
+    def _build(self, shape: Shape, dtype: Any) -> Shape:
+        if len(shape) != 2:
+            raise ShapeError("positions: examples must be [tokens, units]")
+        self.table = self._variable("table", shape, dtype, self.initializer)
+        return shape
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        return ops.add(x, self._cast_to(x, self.table))

@@ -108,7 +108,7 @@ class Layer(ABC):
     def _call(self, x: Tensor, training: bool) -> Tensor:
         """Compute on a batch of the shape that the layer is built for."""
 
-    def _beside(self, x: Tensor, variable: Variable) -> ops.TensorLike:
+    def _cast_to(self, x: Tensor, variable: Variable) -> ops.TensorLike:
         """Return a variable for use with `x`: in its dtype where that is float16 or bfloat16.
 
         The variable keeps its own dtype, and so does its gradient.
@@ -116,7 +116,13 @@ class Layer(ABC):
         return ops.cast(variable, x.dtype) if is_narrow(x.dtype) else variable
 
     def _variable(
-        self, name: str, shape: Shape, dtype: Any, initializer: Initializer, trainable: bool = True
+        self,
+        name: str,
+        shape: Shape,
+        dtype: Any,
+        initializer: Initializer,
+        trainable: bool = True,
+        decays: bool = True,
     ) -> Variable:
         draw = self.number * STREAMS + len(self.variables)
         variable: Variable = create(
@@ -125,16 +131,21 @@ class Layer(ABC):
             name=f"{self.name}/{name}",
             dtype=dtype,
             trainable=trainable,
+            decays=decays,
         )
         self.variables.append(variable)
         return variable
 
 
-def takes_relu(layer: str, activation: str | None) -> bool:
-    """Return whether a layer's `activation` is "relu" rather than None, or raise a UsageError."""
-    if activation not in (None, "relu"):
+def takes_relu(layer: str, activation: str | None, kinds: Sequence[str] = ("relu",)) -> bool:
+    """Return whether a layer's `activation` is one of its kinds of ReLU rather than None.
+
+    Raises UsageError for another one.
+    """
+    if activation is not None and activation not in kinds:
+        known = ", ".join(map(repr, kinds))
         raise UsageError(
-            f"{layer}: activation={activation!r} is not known; it may be 'relu' or None"
+            f"{layer}: activation={activation!r} is not known; it may be {known} or None"
         )
     return activation is not None
 

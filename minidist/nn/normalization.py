@@ -21,8 +21,9 @@ class BatchNorm(Layer):
 
     The averages follow v = momentum·v + (1 − momentum)·(the batch's), variance biased, as the mean
     over replicas weighted by their counts; with moving="first" those of replica 0 alone, as in
-    tf_cnn_benchmarks. Either way training needs all replicas to call the layer. With
-    activation="relu" the ReLU is taken in the same pass.
+    tf_cnn_benchmarks. Either way training needs all replicas to call the layer. scale=False leaves
+    gamma out; decays=False keeps weight decay from gamma and beta. With activation="relu" the ReLU
+    is taken in the same pass; activation="relu6" is another pass.
     """
 
     kind = "batch_norm"
@@ -32,6 +33,8 @@ class BatchNorm(Layer):
         *,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
+        scale: bool = True,
+        decays: bool = True,
         moving: str = "mean",
         activation: str | None = None,
         name: str | None = None,
@@ -40,7 +43,10 @@ class BatchNorm(Layer):
         if moving not in ("mean", "first"):
             raise UsageError(f"batch_norm: moving={moving!r} is not known; it may be mean, first")
         self.moving = moving
-        self.relu = takes_relu(self.kind, activation)
+        self.relu = takes_relu(self.kind, activation, ("relu", "relu6"))
+        self.activation = activation
+        self.scale = scale
+        self.decays = decays
         self.momentum = momentum
         self.epsilon = epsilon
 
@@ -48,8 +54,9 @@ class BatchNorm(Layer):
         if not shape:
             raise ShapeError("batch_norm: examples need a last axis to normalise along")
         size = shape[-1:]
-        self.gamma = self._variable("gamma", size, dtype, ones())
-        self.beta = self._variable("beta", size, dtype, zeros())
+        trained: dict[str, Any] = {"decays": self.decays}
+        self.gamma = self._variable("gamma", size, dtype, ones(), **trained) if self.scale else None
+        self.beta = self._variable("beta", size, dtype, zeros(), **trained)
         dtype = np.float32 if is_narrow(dtype) else dtype  # as the moments are
         self.moving_mean = self._variable("moving_mean", size, dtype, zeros(), trainable=False)
         self.moving_variance = self._variable(
@@ -58,7 +65,8 @@ class BatchNorm(Layer):
         return shape
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
-        return self.normalize(x, training, None, self.relu)
+        y = self.normalize(x, training, None, self.activation == "relu")
+        return ops.relu6(y) if self.activation == "relu6" else y
 
     def normalize(self, x: Tensor, training: bool, add: Tensor | None, relu: bool) -> Tensor:
         """Do what the layer is called for, then add something and take the ReLU, in one pass."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from minidist import context
 from minidist.device.room import asked
+from minidist.dtypes import kind
 from minidist.errors import OutOfMemoryError
 from minidist.tensor import Tensor
 
@@ -27,7 +28,8 @@ def out_of_memory(error: MemoryError, model: Layer, x: Tensor, training: bool) -
         layer, name, nbytes = error.layer, f"{model.name}/{error.name}", error.nbytes
     layers = model.leaves()
     example = prod(x.shape[1:]) * x.dtype.itemsize
-    sizes = [prod(each.output_shape or ()) * x.dtype.itemsize for each in layers]
+    width = x.dtype.itemsize if kind(x.dtype) == "f" else 4  # what layers make of integers
+    sizes = [prod(each.output_shape or ()) * width for each in layers]
     last = layer.leaves()[-1]  # what a layer of layers does itself comes after them
     done = layers.index(last) if last in layers else 0
 

@@ -1,4 +1,4 @@
-"""Layers without variables that treat each element alike: Flatten, ReLU, Dropout."""
+"""Layers without variables that treat each element alike: Flatten, ReLU, GELU, Dropout."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ class ReLU(Layer):
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
         return ops.relu(x)
+
+
+class GELU(Layer):
+    """x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2."""
+
+    kind = "gelu"
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        return ops.gelu(x)
 
 
 class Dropout(Layer):

@@ -12,9 +12,11 @@ are float32.
 
 from __future__ import annotations
 
-from minidist.ops.activation import dropout, log_softmax, relu, softmax
+from minidist.ops.activation import dropout, gelu, log_softmax, relu, relu6, softmax
+from minidist.ops.attention import causal_attention
 from minidist.ops.convert import TensorLike, as_tensor, constant
 from minidist.ops.convolution import conv2d
+from minidist.ops.depthwise import depthwise_conv2d
 from minidist.ops.elementwise import (
     add,
     divide,
@@ -31,13 +33,15 @@ from minidist.ops.elementwise import (
     subtract,
 )
 from minidist.ops.embedding import embedding
+from minidist.ops.layer_norm import layer_norm
 from minidist.ops.linear import bias_add, dense, matmul
 from minidist.ops.losses import softmax_cross_entropy
 from minidist.ops.normalization import batch_norm, batch_norm_inference
 from minidist.ops.operators import install_operators
 from minidist.ops.pooling import average_pool, max_pool
 from minidist.ops.reductions import argmax, l2_loss, reduce_mean, reduce_sum
-from minidist.ops.shape import cast, reshape, stop_gradient, take, transpose
+from minidist.ops.response import local_response_norm
+from minidist.ops.shape import cast, concat, reshape, stop_gradient, take, transpose
 
 __all__ = [
     "TensorLike",
@@ -49,18 +53,24 @@ __all__ = [
     "batch_norm_inference",
     "bias_add",
     "cast",
+    "causal_attention",
+    "concat",
     "constant",
     "conv2d",
     "dense",
+    "depthwise_conv2d",
     "divide",
     "dropout",
     "embedding",
     "equal",
     "exp",
+    "gelu",
     "install_operators",
     "l2_loss",
+    "layer_norm",
     "less",
     "less_equal",
+    "local_response_norm",
     "log",
     "log_softmax",
     "matmul",
@@ -71,6 +81,7 @@ __all__ = [
     "reduce_mean",
     "reduce_sum",
     "relu",
+    "relu6",
     "reshape",
     "softmax",
     "softmax_cross_entropy",

@@ -8,14 +8,15 @@ from minidist.errors import ShapeError
 from minidist.indexed_slices import IndexedSlices, check_rows
 from minidist.ops.convert import TensorLike, as_tensor, fit_device, floats
 from minidist.ops.shape import cast, reshape
-from minidist.tape import record
+from minidist.tape import Gradient, record
 from minidist.tensor import Tensor
 
 
-def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
+def embedding(table: TensorLike, ids: TensorLike, sparse: bool = True) -> Tensor:
     """table[ids]: [rows, ...] and integers [...] -> [*ids.shape, *table.shape[1:]].
 
-    The gradient of `table` is an IndexedSlices with a row for each id.
+    The gradient of `table` is an IndexedSlices with a row for each id, or, not `sparse`, an array
+    like the table: better where most rows are used each time.
     Raises ShapeError where the table has no rows or ids are no integers, UsageError (a ValueError)
     for an id outside 0 … rows−1.
     """
@@ -32,9 +33,14 @@ def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
     rows = table.shape[1:]
     ops, device = table.device.ops, table.device
 
-    def backward(dy: Array, _: object) -> tuple[IndexedSlices]:
-        values = Tensor(ops.reshape(dy, (flat.size, *rows)), device)
-        return (IndexedSlices(values, Tensor(ops.copy(flat.array), device), table.shape),)
+    def backward(dy: Array, _: object) -> tuple[Gradient]:
+        dy = ops.reshape(dy, (flat.size, *rows))
+        if sparse:
+            indices = Tensor(ops.copy(flat.array), device)
+            return (IndexedSlices(Tensor(dy, device), indices, table.shape),)
+        total = ops.full(table.shape, 0, dy.dtype)
+        ops.scatter_add(total, flat.array, dy)
+        return (total,)
 
     y = ops.reshape(ops.gather(table.array, flat.array), (*ids.shape, *rows))
     return record(y, (table,), backward)

@@ -12,12 +12,14 @@ from minidist.tensor import Tensor
 
 
 def matmul(a: TensorLike, b: TensorLike) -> Tensor:
-    """a @ b: [n, k], [k, m] -> [n, m]."""
+    """a @ b: [..., n, k], [..., k, m] -> [..., n, m]; axes before these two are equal in both."""
     a, b = operands("matmul", a, b)
     floats("matmul", a)
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+    stacked = a.ndim == b.ndim >= 2 and a.shape[:-2] == b.shape[:-2]
+    if not stacked or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
-            f"matmul: shapes {a.shape} and {b.shape} do not multiply; [n, k] and [k, m] do"
+            f"matmul: shapes {a.shape} and {b.shape} do not multiply; [n, k] and [k, m] do, behind "
+            f"equal axes"
         )
     ops = a.device.ops
     return record(

@@ -17,7 +17,7 @@ from minidist.tensor import Tensor
 
 def batch_norm(
     x: TensorLike,
-    scale: TensorLike,
+    scale: TensorLike | None,
     offset: TensorLike,
     epsilon: float = 1e-5,
     add: TensorLike | None = None,
@@ -25,12 +25,13 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise by the batch's own moments: [..., c], [c], [c] -> (y [..., c], mean, variance).
 
-    y = (x − mean)/√(variance + ε)·scale + offset, the moments [c] taken over all axes but the last.
-    To that `add` [..., c] is added, and then the ReLU is taken, in the same pass. The variance is
-    the biased one, Σ(x − mean)²/n, and is returned as such for the moving average, like the
-    ancestor's layers without fusion (TensorFlow's fused kernel hands out the unbiased one). The
-    moments returned carry no gradient. Of an empty batch both are 0, and so are all gradients.
-    Where x is float16 or bfloat16, so is y, and scale, offset and moments are float32.
+    y = (x − mean)/√(variance + ε)·scale + offset (scale None: 1), the moments [c] taken over all
+    axes but the last. `add` [..., c] is added to that, and `relu` takes the ReLU of the sum, in the
+    same pass. The variance is the biased one, Σ(x − mean)²/n, and is returned as such for the
+    moving average, like the ancestor's layers without fusion (TensorFlow's fused kernel hands out
+    the unbiased one). The moments returned carry no gradient. Of an empty batch both are 0, and so
+    are all gradients. Where x is float16 or bfloat16, so is y, and scale, offset and moments are
+    float32.
     """
     x, scale, offset, add = _normalized(x, scale, offset, add)
     mean, variance = x.device.ops.moments(x.array)
@@ -43,7 +44,7 @@ def batch_norm(
 
 def batch_norm_inference(
     x: TensorLike,
-    scale: TensorLike,
+    scale: TensorLike | None,
     offset: TensorLike,
     mean: TensorLike,
     variance: TensorLike,
@@ -53,10 +54,10 @@ def batch_norm_inference(
 ) -> Tensor:
     """Normalise by given moments, [c] each, which carry no gradient: [..., c] -> [..., c].
 
-    Then `add` and `relu` do what they do in `batch_norm`.
+    scale, add and relu do what they do in `batch_norm`.
     """
     x, scale, offset, add = _normalized(x, scale, offset, add)
-    mean, variance = _beside(x, mean, variance)
+    mean, variance = per_channel("batch_norm", x, mean, variance)
     if mean.shape != scale.shape or variance.shape != scale.shape:
         raise ShapeError(
             f"batch_norm: moments of shapes {mean.shape} and {variance.shape} do not fit the scale "
@@ -93,10 +94,12 @@ def _normalize(
 
 
 def _normalized(
-    x: TensorLike, scale: TensorLike, offset: TensorLike, add: TensorLike | None
+    x: TensorLike, scale: TensorLike | None, offset: TensorLike, add: TensorLike | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    x = floats("batch_norm", x)
-    scale, offset = _beside(x, scale, offset)
+    x, offset = floats("batch_norm", x), floats("batch_norm", offset)
+    if scale is None:
+        scale = Tensor(x.device.ops.full(offset.shape, 1, offset.dtype), x.device)
+    scale, offset = per_channel("batch_norm", x, scale, offset)
     if not x.shape or scale.shape != x.shape[-1:] or offset.shape != x.shape[-1:]:
         raise ShapeError(
             f"batch_norm: x {x.shape}, scale {scale.shape} and offset {offset.shape} do not fit; "
@@ -111,12 +114,12 @@ def _normalized(
     return x, scale, offset, add
 
 
-def _beside(x: Tensor, *values: TensorLike) -> list[Tensor]:
+def per_channel(operation: str, x: Tensor, *values: TensorLike) -> list[Tensor]:
     """Return values of each channel: in the dtype of x, or in float32 where x is narrow."""
-    tensors = [floats("batch_norm", value) for value in values]
+    tensors = [floats(operation, value) for value in values]
     if not is_narrow(x.dtype):
-        fit("batch_norm", x, *tensors)
+        fit(operation, x, *tensors)
         return tensors
     for tensor in tensors:
-        fit_device("batch_norm", x, tensor)
+        fit_device(operation, x, tensor)
     return [t if t.dtype == np.float32 else cast(t, "float32") for t in tensors]

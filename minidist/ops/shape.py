@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
+from minidist.device.base import Array
 from minidist.dtypes import as_dtype, is_narrow, kind
-from minidist.errors import ShapeError
-from minidist.ops.convert import TensorLike, as_tensor
+from minidist.errors import ShapeError, UsageError
+from minidist.ops.convert import TensorLike, as_tensor, fit
 from minidist.tape import record
 from minidist.tensor import Tensor
 
@@ -55,6 +57,31 @@ def take(x: TensorLike, index: Any) -> Tensor:
             )
     ops = x.device.ops
     return record(ops.take(x.array, index), (x,), lambda dy, _: (ops.put(dy, index, x.shape),))
+
+
+def concat(parts: Sequence[TensorLike]) -> Tensor:
+    """Join along the last axis: [..., c₀], [..., c₁], … -> [..., c₀ + c₁ + …]."""
+    tensors = [as_tensor(part) for part in parts]
+    if not tensors:
+        raise UsageError("concat: there is nothing to join; give at least one Tensor")
+    fit("concat", *tensors)
+    shapes = [tensor.shape for tensor in tensors]
+    if not all(shapes) or len({shape[:-1] for shape in shapes}) > 1:
+        raise ShapeError(
+            f"concat: shapes {', '.join(map(str, shapes))} cannot be joined along the last axis; "
+            f"all others must be equal"
+        )
+    ops = tensors[0].device.ops
+    ends = list(accumulate(shape[-1] for shape in shapes))
+
+    def backward(dy: Array, needs: Any) -> tuple[Array | None, ...]:
+        places = zip(needs, [0, *ends], ends, strict=False)
+        return tuple(
+            ops.take(dy, (..., slice(first, end))) if need else None for need, first, end in places
+        )
+
+    y = ops.concatenate([tensor.array for tensor in tensors], len(shapes[0]) - 1)
+    return record(y, tuple(tensors), backward)
 
 
 def cast(x: TensorLike, dtype: Any) -> Tensor:

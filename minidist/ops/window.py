@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from minidist.device.ops import Shape, Window
@@ -27,12 +28,25 @@ def window(operation: str, shape: Shape, size: Pair, strides: Pair, padding: Pad
     sizes = _pair(operation, "window size", size)
     steps = _pair(operation, "strides", strides)
     around = _padding(operation, padding)
+    return _laid(operation, tuple(shape), sizes, steps, around, str(padding))
+
+
+@lru_cache(maxsize=1024)
+def _laid(
+    operation: str,
+    shape: Shape,
+    sizes: tuple[int, int],
+    steps: tuple[int, int],
+    around: tuple[tuple[int, int], ...] | None,
+    padding: str,
+) -> Window:
+    """Return the same for options that are known to be good; a layer asks again in every step."""
     before, after, output = [], [], []
     for axis, (k, s) in enumerate(zip(sizes, steps, strict=True)):
         n = shape[axis - 3]
         if around is not None:
             first, last = around[axis]
-        elif str(padding).upper() == "VALID":
+        elif padding.upper() == "VALID":
             first, last = 0, 0
         else:
             total = max((-(-n // s) - 1) * s + k - n, 0)
@@ -46,7 +60,7 @@ def window(operation: str, shape: Shape, size: Pair, strides: Pair, padding: Pad
         if first >= k or last >= k:
             raise ShapeError(
                 f"{operation}: with padding {padding} some windows of {sizes} lie wholly outside "
-                f"of images of shape {tuple(shape)}; pad less than a window"
+                f"of images of shape {shape}; pad less than a window"
             )
         before.append(first)
         after.append(last)
@@ -61,7 +75,7 @@ def _pair(operation: str, what: str, value: Pair) -> tuple[int, int]:
     return _two(pair)
 
 
-def _padding(operation: str, padding: Padding) -> list[tuple[int, int]] | None:
+def _padding(operation: str, padding: Padding) -> tuple[tuple[int, int], ...] | None:
     """The pairs of explicit padding, None for SAME and VALID."""
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "VALID"):
@@ -72,7 +86,7 @@ def _padding(operation: str, padding: Padding) -> list[tuple[int, int]] | None:
         raise UsageError(
             f"{operation}: padding {padding!r}; write SAME, VALID or ((top, bottom), (left, right))"
         )
-    return [_two(pair) for pair in pairs]
+    return tuple([_two(pair) for pair in pairs])
 
 
 def _two(values: Sequence[Any]) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from minidist.errors import ContextError, ShapeError, UsageError
 from minidist.indexed_slices import IndexedSlices
 from minidist.optim.accumulation import Accumulator
 from minidist.optim.loss_scale import LossScale
+from minidist.optim.parts import Piece, cut
 from minidist.tape import Gradient, GradientTape
 from minidist.tensor import Tensor
 from minidist.values import local_results
@@ -63,12 +64,13 @@ class Options(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Plan:
-    """The arrays of one place's variables on one device, looked up once."""
+    """The arrays that one place updates together, on one device, looked up once."""
 
-    members: list[int]  # which of the variables
+    pieces: list[Piece]  # of which of the variables
     ops: Ops
     weights: list[Array]
     slots: list[list[Array]]  # one list for each kind of slot
+    copies: list[list[Array]]  # the same of the weights for each place that is updated too
     decays: list[bool]
     decay_rates: list[float] = field(default_factory=list)
     decay_of: float = -1.0
@@ -387,12 +389,15 @@ class Optimizer(ABC):
         *,
         scale: float,
         threads: int,
+        parts: int = 1,
         others: Sequence[Sequence[Gradient | None]] = (),
         counts: Sequence[float] | None = None,
     ) -> None:
         """Update the copies of one place with gradients·scale, using up to `threads` threads.
 
         An IndexedSlices among the gradients has each of its indices once.
+        parts: of several, the one with the number of the place is updated, and put into the copies
+        of all places; see minidist.optim.parts.
         others: gradients of more replicas, to be added to these in the same pass, unless the
         optimizer `needs_sums`; None beside an IndexedSlices. counts: how many times each replica's
         are taken.
@@ -409,23 +414,29 @@ class Optimizer(ABC):
         }
         if self.gradient_clip is not None:
             how["clip"] = self.gradient_clip
+        changed = variables
         dense = [i for i, g in enumerate(gradients) if not isinstance(g, IndexedSlices)]
         if len(dense) < len(gradients):
-            for variable, gradient in zip(variables, gradients, strict=True):
-                if isinstance(gradient, IndexedSlices):
-                    self._update_rows(place, variable, gradient, step, how)
+            sparse = [i for i in range(len(gradients)) if i not in set(dense)]
+            for turn, i in enumerate(sparse):
+                if turn % parts == place % parts:
+                    gradient = cast(IndexedSlices, gradients[i])
+                    self._update_rows(place, variables[i], gradient, step, how, parts > 1)
             variables = tuple([variables[i] for i in dense])
             gradients = [gradients[i] for i in dense]
             others = [[row[i] for i in dense] for row in others]
-        for plan in self._plan(place, variables):
-            rows = [gradients, *others]
-            if len(plan.members) < len(variables):
-                rows = [[row[i] for i in plan.members] for row in rows]
+        for plan in self._plan(place, variables, parts):
+            rows = [
+                [_piece(row[piece.array], piece) for piece in plan.pieces]
+                for row in (gradients, *others)
+            ]
             if counts is not None or others:
                 how["others"], how["counts"] = rows[1:], counts
+            if plan.copies:
+                how["copies"] = plan.copies
             how["weight_decay"] = plan.weight_decay(self.weight_decay)
             self._update(plan.ops, plan.weights, rows[0], plan.slots, step, how)
-        for variable in variables:
+        for variable in changed:
             variable.copies[place].version += 1
         self._applied[place] = step
 
@@ -437,10 +448,20 @@ class Optimizer(ABC):
         return global_norm(devices, gradients, threads, self.squares_of_all)
 
     def _update_rows(
-        self, place: int, variable: Variable, gradient: IndexedSlices, step: int, how: Update
+        self,
+        place: int,
+        variable: Variable,
+        gradient: IndexedSlices,
+        step: int,
+        how: Update,
+        everywhere: bool,
     ) -> None:
-        """Update one copy as with the dense gradient, but visit only what that changes."""
+        """Update one copy as with the dense gradient, but visit only what that changes.
+
+        everywhere: whether the other copies get the new values too.
+        """
         copy = variable.copies[place]
+        more = [other.array for other in variable.copies if everywhere and other is not copy]
         ops, rows, values = copy.device.ops, gradient.indices.array, gradient.values.array
         decay = self.weight_decay if copy.decays else 0.0
         slots = [[slot.copies[place].array] for slot in self._slots_of(variable)]
@@ -448,7 +469,8 @@ class Optimizer(ABC):
             weights = ops.gather(copy.array, rows)
             how = {**how, "weight_decay": [0.0]}
             self._update(ops, [weights], [values], slots, step, how)
-            ops.scatter(copy.array, rows, weights)
+            for array in (copy.array, *more):
+                ops.scatter(array, rows, weights)
         else:
             zeros = self._zeros.get(copy)
             if zeros is None:
@@ -456,9 +478,10 @@ class Optimizer(ABC):
                 ops.fill(zeros, 0)
             ops.scatter(zeros, rows, values)
             how = {**how, "weight_decay": [decay]}
+            if more:
+                how["copies"] = [[array] for array in more]
             self._update(ops, [copy.array], [zeros], slots, step, how)
             ops.scatter(zeros, rows, ops.full((), 0, variable.dtype))
-        copy.version += 1
 
     @abstractmethod
     def _update(
@@ -472,27 +495,48 @@ class Optimizer(ABC):
     ) -> None:
         """Call the kernel of the rule; `step` counts from 1."""
 
-    def _plan(self, place: int, variables: tuple[Variable, ...]) -> list[_Plan]:
+    def _plan(self, place: int, variables: tuple[Variable, ...], parts: int) -> list[_Plan]:
         plans = self._plans.get((place, variables))
         if plans is not None:
             return plans
-        by_device: dict[tuple[Any, Any], list[int]] = {}
-        for i, variable in enumerate(variables):
-            by_device.setdefault((variable.copies[place].device, variable.dtype), []).append(i)
+        pieces = pieces_of(variables, parts)[place % parts]
+        by_device: dict[tuple[Any, Any], list[Piece]] = {}
+        for piece in pieces:
+            variable = variables[piece.array]
+            by_device.setdefault((variable.copies[place].device, variable.dtype), []).append(piece)
         plans = self._plans[place, variables] = []
-        for (device, _), members in by_device.items():
-            chosen = [variables[i] for i in members]
+        others = [other for other in range(parts) if parts > 1 and other != place]
+        for (device, _), some in by_device.items():
+            chosen = [variables[piece.array] for piece in some]
             slots = zip(*[self._slots_of(variable) for variable in chosen], strict=True)
+
+            def at(place: int, arrays: Iterable[Variable], some: list[Piece] = some) -> list[Array]:
+                pairs = zip(arrays, some, strict=True)
+                return [_piece(variable.copies[place].array, piece) for variable, piece in pairs]
+
             plans.append(
                 _Plan(
-                    members,
+                    some,
                     device.ops,
-                    [variable.copies[place].array for variable in chosen],
-                    [[slot.copies[place].array for slot in kind] for kind in slots],
+                    at(place, chosen),
+                    [at(place, kind) for kind in slots],
+                    [at(other, chosen) for other in others],
                     [variable.copies[place].decays for variable in chosen],
                 )
             )
         return plans
+
+
+def pieces_of(variables: Sequence[Variable], parts: int) -> list[list[Piece]]:
+    """Return for each part the pieces of variables that it updates, where all are dense."""
+    return cut([(variable.size, variable.dtype.itemsize) for variable in variables], parts)
+
+
+def _piece(array: Any, piece: Piece) -> Array:
+    """Return a piece of an array: itself, where that is all."""
+    if piece.end - piece.first == array.size:
+        return array
+    return array.reshape(-1)[piece.first : piece.end]
 
 
 def all_finite(devices: Sequence[Device], gradients: Sequence[Gradient | None]) -> bool:

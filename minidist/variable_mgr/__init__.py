@@ -6,7 +6,8 @@
 | parameter_server | host, or least loaded | fetched | mean at the variable | once, there | - |
 | … caching | same | fetched, from a cache filled once a step | same | same | - |
 | … staged_vars | same | last step's, from a StagingArea per replica | same | same | - |
-| replicated | every replica | own | all-reduce, or in the update | every replica | replica 0's |
+| replicated | every replica | own | all-reduce | every replica | replica 0's |
+| … in one memory | same | same | in the update | each its part of all copies | same |
 | … relaxed | same | same | all-reduce of last step's, zeros at first | same | same |
 | distributed_all_reduce, collective_all_reduce | same, all workers | own | all-reduce over all | \
 every replica | rank 0's |
@@ -28,14 +29,14 @@ from minidist.device import Device, host
 from minidist.errors import UsageError
 from minidist.threads import cores
 from minidist.variable_mgr import across
-from minidist.variable_mgr.apply import EveryReplicaApplies, OnceApplies
+from minidist.variable_mgr.apply import Apply, EachAppliesItsPart, EveryReplicaApplies, OnceApplies
 from minidist.variable_mgr.combine import (
     AllReduce,
     MeanAtVariable,
     MeetingOfAll,
     Nothing,
 )
-from minidist.variable_mgr.in_update import MOST, SumInUpdate
+from minidist.variable_mgr.in_update import SumInUpdate
 from minidist.variable_mgr.manager import VariableMgr
 from minidist.variable_mgr.overlap import Overlap
 from minidist.variable_mgr.place import EveryReplica, LeastLoaded, OnHost
@@ -211,7 +212,7 @@ class PolicyOptions:
         return cores() > len(devices) or by_gpus if self.overlap is None else self.overlap
 
     def sums_in_updates(self, site: Site) -> bool:
-        """Whether replicas that update their own copies add up gradients meanwhile.
+        """Whether replicas of one memory share the update of all copies, adding up gradients in it.
 
         That is so where nothing else is asked for, and it is the least work.
         """
@@ -219,8 +220,8 @@ class PolicyOptions:
         packed = self.gradient_repacking > 0 or self.agg_small_grads_max_bytes > 0
         return (
             site.peers.count == 1
-            and 1 < site.replicas <= MOST
-            and all(device.ops.can_sum_in_updates for device in site.devices)
+            and site.replicas > 1
+            and all(device.ops.can_update_copies for device in site.devices)
             and as_it_is_best
             and not (packed or self.compact_gradient_transfer)
             and not self.overlaps(site.devices)
@@ -291,9 +292,11 @@ def distributed_replicated(site: Site, options: PolicyOptions) -> VariableMgr:
 
 def _replicated(name: str, site: Site, options: PolicyOptions) -> VariableMgr:
     relaxed = options.variable_consistency == "relaxed"
-    kind = SumInUpdate if options.sums_in_updates(site) and not relaxed else AllReduce
+    in_update = options.sums_in_updates(site) and not relaxed
+    kind = SumInUpdate if in_update else AllReduce
     combine: MeetingOfAll
     combine = kind(options.for_gradients(site), site, original=_original(options, "sum"))
+    apply: Apply = EachAppliesItsPart() if in_update else EveryReplicaApplies()
     if relaxed:
         combine = LastStep(combine)
     return VariableMgr(
@@ -302,7 +305,7 @@ def _replicated(name: str, site: Site, options: PolicyOptions) -> VariableMgr:
         place=EveryReplica(site.devices),
         read=ReadOwn(),
         combine=combine,
-        apply=EveryReplicaApplies(),
+        apply=apply,
         start=FromFirst(site.peers),
         site=site,
         overlap=options.overlapping(site.devices, combine),

@@ -1,13 +1,13 @@
-"""In the update: each replica adds up all replicas' gradients in the pass that updates its copy.
+"""In the update: replicas add up all replicas' gradients in the pass that updates all copies.
 
-    replica 0    g0 ──┬─► w0 −= lr · (g0 + g1)/2
-                      │
-    replica 1    g1 ──┴─► w1 −= lr · (g0 + g1)/2
+    replica 0    g0 ─┬──► its part of w0 and w1 −= lr · (g0 + g1)/2
+                     │
+    replica 1    g1 ─┴──► its part of w0 and w1 −= lr · (g0 + g1)/2
 
-No sum is stored, nobody waits for one, and there are no buckets. Of n replicas each reads n
-gradients, where it would read one sum; that is less work than to store the sums first as long as
-there are at most three. Every element is added up in replica order and rounded as it would be in a
-bucket, so no bit differs.
+No sum is stored, nobody waits for one, and there are no buckets. Of n replicas each reads a part of
+n gradients, computes what becomes of that part of the variables, and writes it to n copies: what
+reduce-scatter and all-gather would move is moved, and no element is computed twice. Every element
+is added up in replica order and rounded as it would be in a bucket, so no bit differs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING
 
 from minidist import observe
 from minidist.comm import Row
-from minidist.comm.row import columns, tell
-from minidist.traffic import Outline, Traffic
+from minidist.traffic import Traffic
 from minidist.variable import Variable
 from minidist.variable_mgr.agreement import Agreement
+from minidist.variable_mgr.apply import shares
 from minidist.variable_mgr.combine import AllReduce, whole
 from minidist.variable_mgr.contribution import Combined, Contribution
 from minidist.variable_mgr.group import Group
 
 if TYPE_CHECKING:
     from minidist.optim import Optimizer
-
-MOST = 3  # replicas
 
 
 class SumInUpdate(AllReduce):
@@ -62,20 +60,22 @@ class SumInUpdate(AllReduce):
     def predicted_bytes(
         self, rows: Sequence[Sequence[Variable]], optimizer: Optimizer | None
     ) -> Traffic:
-        """From every replica to all others."""
+        """Each part of all gradients to the replica that updates it."""
         if optimizer is not None and optimizer.needs_sums:
             return super().predicted_bytes(rows, optimizer)
         traffic = Traffic()
-        for variable in [variable for row in rows for variable in row]:
-            nbytes = Outline.of(variable).nbytes
-            for copy in variable.copies:
-                for device in self._communicator.devices:
-                    traffic.go(device, copy.device, nbytes)
+        for row in rows:
+            for part, device in zip(shares(row), self._communicator.devices, strict=True):
+                for source in self._communicator.devices:
+                    traffic.go(source, device, part)
         return traffic
 
 
 def _tell(group: Group, terms: Sequence[Row], sparse: Sequence[int]) -> None:
-    """Tell that the device of every copy is going to read all that is not sparse."""
-    dense = [i for i in range(len(group.variables)) if i not in sparse]
-    for copies in group.copies:
-        tell([copies[i].device for i in dense], [], columns(terms, dense))
+    """Tell that every replica is going to read its part of all that is not sparse."""
+    dense = [variable for i, variable in enumerate(group.variables) if i not in sparse]
+    for part, copies in zip(shares(dense), group.copies, strict=True):
+        for term in terms:
+            source, device = term.devices[0], copies[0].device
+            if source is not device:
+                observe.moved(source.short, device.short, part, "sums")

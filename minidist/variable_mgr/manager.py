@@ -127,9 +127,10 @@ class VariableMgr:
             first = variable.copies[0]
             value = first.device.copy_out(first.array)
             shelf, _ = self.servers.create(options["name"], value, variable, options)
-        copies = []
+        copies: list[Copy] = []
         for i, copy in enumerate(variable.copies):
-            array = self._kept(copy.device, copy.array)
+            shared = slot and self.apply.in_parts and i > 0
+            array = copies[0].array if shared else self._kept(copy.device, copy.array)
             name = _copy_name(options["name"], i)
             copies.append(type(copy)(name, array, copy.device, options["decays"]))
         twin = self._put_together(variable.strategy, copies, slot=slot, **options)
@@ -140,6 +141,8 @@ class VariableMgr:
     def slot(self, variable: Variable, name: str, value: float) -> Variable:
         """Return a new variable full of `value` with a copy beside each of another's.
 
+        Where replicas update parts of all copies these share one memory, each element of which only
+        the replica whose part it is in reads and writes.
         Raises UsageError for a variable that is on a ps: so are its slots.
         """
         if self.servers is not None and self.servers.task_of(variable) is not None:
@@ -241,12 +244,14 @@ class VariableMgr:
         except BaseException as failure:
             diagnosis.note(
                 failure,
-                f"replica {replica.replica_id} did not finish its update, and others may have: its "
-                "copies of the variables may differ from theirs until they are loaded or assigned, "
-                "and what the optimizer keeps beside them (momenta, its count of updates) until a "
-                "checkpoint of the training is loaded",
+                f"replica {replica.replica_id} did not finish its update, and others may have: "
+                "copies of the variables may differ, or be of two steps in part, until they are "
+                "loaded or assigned, and what the optimizer keeps beside them (momenta, its count "
+                "of updates) until a checkpoint of the training is loaded",
             )
             raise
+        if self.apply.in_parts:
+            replica.merge_call(_updated)
 
     def distributed_apply(self, contributions: Sequence[Contribution]) -> None:
         """Do for all replicas, one after the other, what each does in `apply_gradients`.
@@ -325,7 +330,9 @@ class VariableMgr:
         traffic = self.read.predicted_bytes(variables, read, runs)
         group = self._group_of(trainable)
         optimizer = None if group is None else group.optimizer()
-        traffic.update(self.combine.predicted_bytes([*rows, rest] if rest else rows, optimizer))
+        summed_together = [*rows, rest] if rest else rows
+        traffic.update(self.combine.predicted_bytes(summed_together, optimizer))
+        traffic.update(self.apply.predicted_bytes(summed_together))
         return traffic
 
     def _buckets(self, variables: Sequence[Variable]) -> Sequence[Sequence[int]]:
@@ -366,6 +373,10 @@ class VariableMgr:
 
 def _meet(strategy: Any, manager: VariableMgr, contributions: Any) -> Combined | None:
     return manager.meet(local_results(contributions))
+
+
+def _updated(strategy: Any) -> None:
+    """Go on: every replica has updated its part of all copies."""
 
 
 def _agree(strategy: Any, optimizer: Optimizer, finite: Any) -> bool:

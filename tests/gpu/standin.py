@@ -516,6 +516,20 @@ def deviceEnablePeerAccess(gpu: Gpu, peer: int) -> None:
     gpu.peers.add(pair)
 
 
+def gemmStridedBatchedEx(
+    gpu: Gpu, handle: Any, b_turned: int, a_turned: int, m: int, n: int, k: int, *rest: Any
+) -> None:
+    one, *matrices, count, compute, algorithm = rest
+    other = matrices.pop(8)
+    for i in range(count):
+        b, a, out = (
+            (at + i * step * TYPES[GEMM_TYPES[kind]].itemsize, kind, stride)
+            for at, kind, stride, step in (matrices[:4], matrices[4:8], matrices[8:])
+        )
+        each = (one, *b, *a, other, *out, compute, algorithm)
+        gemmEx(gpu, handle, b_turned, a_turned, m, n, k, *each)
+
+
 def gemmEx(
     gpu: Gpu, handle: Any, b_turned: int, a_turned: int, m: int, n: int, k: int, *rest: Any
 ) -> None:
@@ -588,6 +602,7 @@ def _cuda(gpu: Gpu, ranges: list[str | None]) -> Any:
         nvtx=types.SimpleNamespace(RangePush=ranges.append, RangePop=lambda: ranges.append(None)),
         cublas=types.SimpleNamespace(
             gemmEx=partial(gemmEx, gpu),
+            gemmStridedBatchedEx=partial(gemmStridedBatchedEx, gpu),
             create=lambda: id(gpu.here.streams[-1]),
             destroy=lambda handle: None,
         ),

@@ -33,6 +33,11 @@ NARROW = {
     "sums_together",
     "bias_together",
     "uniform",
+    "layer_norm",
+    "layer_norm_backward",
+    "layer_norm_sums",
+    "causal_softmax",
+    "causal_softmax_backward",
 }
 
 

@@ -123,13 +123,19 @@ def test_copies_take_what_they_are_given() -> None:
 
 
 def test_products_take_what_they_are_given() -> None:
-    """cublas.gemmEx, create and destroy, as the compiled module describes them."""
+    """What is called of cuBLAS, as the compiled module describes it."""
     (path,) = Path(cupy.__file__).parent.parent.glob("cupy_backends/cuda/libs/cublas.*.so")
     text = path.read_bytes().decode("latin-1")
     (line,) = set(re.findall(r"(?<![a-z])gemmEx\([^)]*\)", text))
     assert parameters(line) == [
         *("handle", "transa", "transb", "m", "n", "k", "alpha", "A", "Atype", "lda", "B", "Btype"),
         *("ldb", "beta", "C", "Ctype", "ldc", "computeType", "algo"),
+    ]
+    (line,) = set(re.findall(r"(?<![a-z])gemmStridedBatchedEx\([^)]*\)", text))
+    assert parameters(line) == [
+        *("handle", "transa", "transb", "m", "n", "k", "alpha", "A", "Atype", "lda", "strideA"),
+        *("B", "Btype", "ldb", "strideB", "beta", "C", "Ctype", "ldc", "strideC", "batchCount"),
+        *("computeType", "algo"),
     ]
     for name in {name.rpartition(".")[2] for name in NAMES if "cublas." in name}:
         assert f"cupy_backends.cuda.libs.cublas.{name}\0" in text, name

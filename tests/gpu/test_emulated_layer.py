@@ -47,6 +47,12 @@ def test_relu_and_its_derivative(
     gpu_layer.relu(machine, x, x)
     assert_same_bits(x, y)
 
+    x = place(normal(size, dtype) * 6, shift).astype(TYPES[dtype])
+    gpu_layer.relu6(machine, x, y)
+    gpu_layer.relu6_backward(machine, dy, y, dx)
+    assert_same_bits(y, as_array(plain.relu6(exact(x)), x.dtype))
+    assert_same_bits(dx, as_array(plain.relu6_backward(exact(dy), exact(y)), x.dtype))
+
 
 @every_type
 @every_size

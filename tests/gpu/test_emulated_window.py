@@ -102,6 +102,29 @@ def test_average_pool(machine: Emulator, place: Place, dtype: str, name: str, sh
     assert_same_bits(dx, as_array(want, x.dtype))
 
 
+@every_type
+@every_geometry
+@alignments
+def test_depthwise(machine: Emulator, place: Place, dtype: str, name: str, shift: int) -> None:
+    shape, windows = GEOMETRIES[name]
+    x = place(normal(shape, dtype), shift)
+    w = place(normal((*windows.size, shape[3]), dtype, 1), shift)
+    y = place(np.ones(pooled(shape, windows), x.dtype))
+    gpu_window.depthwise(machine, x, w, y, position(windows))
+    assert_same_bits(y, as_array(plain.depthwise(exact(x), exact(w), windows), x.dtype))
+
+    dy, dx = place(normal(y.shape, dtype, 2)), place(np.ones_like(x), shift)
+    gpu_window.depthwise_backward_input(machine, dy, w, dx, position(windows))
+    want = plain.depthwise_backward_input(exact(dy), exact(w), shape, windows)
+    assert_same_bits(dx, as_array(want, x.dtype))
+
+    dw = place(np.ones_like(w), shift)
+    gpu_window.depthwise_backward_filter(machine, x, dy, dw, position(windows))
+    want = plain.depthwise_backward_filter(exact(x), exact(dy), windows)
+    bound = {"float64": 1e-13, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    np.testing.assert_allclose(dw.astype("f8"), want, rtol=bound, atol=bound)
+
+
 def test_a_small_grid_strides_over_a_large_image(
     machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,11 +58,15 @@ CASES: dict[str, Callable[[Case], list[Arguments]]] = {
     "accumulate": lambda c: [(c(3, 4), c(3, 4))],
     "relu": lambda c: [(c(3, 4),)],
     "relu_backward": lambda c: [(c(3, 4), c(3, 4))],
+    "relu6": lambda c: [(c(3, 4),)],
+    "relu6_backward": lambda c: [(c(3, 4), c(3, 4))],
+    "gelu": lambda c: [(c(3, 4),)],
+    "gelu_backward": lambda c: [(c(3, 4), c(3, 4))],
     "dropout": lambda c: [(c(30, 4), 0.3, (1, 2), (3, 4, 5))],
     "reshape": lambda c: [(c(3, 4), (2, 6))],
     "transpose": lambda c: [(c(3, 4, 2), (2, 0, 1)), (c(), ())],
     "broadcast_to": lambda c: [(c(4), (3, 4)), (c(), (2,))],
-    "concatenate": lambda c: [([c(3, 4), c(2, 4)],)],
+    "concatenate": lambda c: [([c(3, 4), c(2, 4)],), ([c(3, 2, 4), c(3, 2, 0), c(3, 2, 1)], 2)],
     "take": lambda c: [(c(5, 4), (slice(1, None, 2), None, 3)), (c(5, 4), 2), (c(3), (1,))],
     "put": lambda c: [(c(2, 4), slice(1, None, 2), (5, 4))],
     "gather": lambda c: [(c(5, 4), np.array([3, 0, 3]))],
@@ -83,6 +87,8 @@ CASES: dict[str, Callable[[Case], list[Arguments]]] = {
         (c(4, 3), c(5, 4), True, True),
         (c(3, 0), c(0, 5)),
         (c(0, 3), c(3, 2)),
+        (c(2, 2, 4, 3), c(2, 2, 5, 4), True, True),
+        (c(0, 3, 4), c(0, 4, 5)),
     ],
     "dense": lambda c: [(c(3, 4), c(4, 5), c(5)), (c(3, 4), c(4, 5), c(5), True)],
     "conv2d": lambda c: [
@@ -99,6 +105,15 @@ CASES: dict[str, Callable[[Case], list[Arguments]]] = {
         (c(2, 5, 5, 3), c(2, 3, 5, 4), (2, 3, 3, 4), SAME),
         (c(2, 5, 5, 3), c(2, 5, 5, 4), (1, 1, 3, 4), POINT),
         (c(0, 5, 5, 3), c(0, 3, 5, 4), (2, 3, 3, 4), SAME),
+    ],
+    "depthwise_conv2d": lambda c: [
+        (c(2, 5, 5, 3), c(2, 3, 3), SAME),
+        (c(0, 5, 5, 3), c(2, 3, 3), SAME),
+    ],
+    "depthwise_conv2d_backward_input": lambda c: [(c(2, 3, 5, 3), c(2, 3, 3), (2, 5, 5, 3), SAME)],
+    "depthwise_conv2d_backward_filter": lambda c: [
+        (c(2, 5, 5, 3), c(2, 3, 5, 3), SAME),
+        (c(0, 5, 5, 3), c(0, 3, 5, 3), SAME),
     ],
     "max_pool": lambda c: [(c(2, 5, 5, 3), SAME)],
     "max_pool_backward": lambda c: [
@@ -121,6 +136,13 @@ CASES: dict[str, Callable[[Case], list[Arguments]]] = {
         for moments in (True, False)
         for fused in ((), (c(6, 5), False), (c(6, 5), True), (None, True))
     ],
+    "layer_norm": lambda c: [(c(2, 3, 5), c.per_channel(5), c.per_channel(5), 0.01)],
+    "layer_norm_backward": lambda c: [
+        (c(2, 3, 5), c(2, 3, 5), c.per_channel(5), 0.01),
+        (c(0, 5), c(0, 5), c.per_channel(5), 0.01),
+    ],
+    "causal_attention": lambda c: [(c(2, 5, 18), 2), (c(0, 5, 18), 2)],
+    "causal_attention_backward": lambda c: [(c(2, 5, 6), c(2, 5, 18), 2)],
     "bias_backward": lambda c: [(c(6, 5),), (c(2, 3, 5), c(2, 3, 5)), (c(0, 5), c(0, 5))],
     "softmax": lambda c: [(c(6, 5),)],
     "log_softmax": lambda c: [(c(6, 5),)],

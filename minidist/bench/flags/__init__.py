@@ -1,8 +1,9 @@
 """The flags of the command: each is written once, in the table of its group.
 
-job.py has what is trained and for how long, distribution.py the policy, processes.py who takes
-part, optimisation.py the update, results.py what comes out. kinds.py says what a flag can take,
-contradictions.py which do not go together, parse.py reads a command line.
+job.py has what is trained and for how long, input.py how examples are read, distribution.py the
+policy, processes.py who takes part, optimisation.py the update, results.py what comes out. kinds.py
+says what a flag can take, contradictions.py which do not go together, rates.py which learning rate
+follows from them, parse.py reads a command line.
 
 Names are those of tf_cnn_benchmarks. Defaults are the main job.
 """
@@ -15,13 +16,18 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
+from minidist import models
+from minidist.bench.flags import rates
 from minidist.bench.flags.contradictions import DURING_TRAINING, check
 from minidist.bench.flags.distribution import ALL, Distribution
-from minidist.bench.flags.job import EPOCHS, Length, Mode, Selection
+from minidist.bench.flags.input import Input
+from minidist.bench.flags.job import Length, Mode, Selection
 from minidist.bench.flags.optimisation import LEARNING_RATES, LOSS_SCALE, Optimisation, Precision
 from minidist.bench.flags.processes import Processes
 from minidist.bench.flags.results import Checkpoints, Evaluation, Instruments, Output
-from minidist.optim.schedules import Decay, PerEpoch, Piecewise, Schedule, WarmUp, exact
+from minidist.data import SOURCES
+from minidist.models.recipe import Recipe
+from minidist.optim.schedules import PerEpoch, Piecewise, exact
 from minidist.variable_mgr import PolicyOptions
 
 __all__ = ["ALL", "GROUPS", "LEARNING_RATES", "Flags"]
@@ -29,7 +35,7 @@ __all__ = ["ALL", "GROUPS", "LEARNING_RATES", "Flags"]
 Value = str | int | float | bool | None
 
 GROUPS = (
-    *(Selection, Length, Mode, Distribution, Processes, Optimisation, Precision),
+    *(Selection, Length, Mode, Input, Distribution, Processes, Optimisation, Precision),
     *(Evaluation, Checkpoints, Output, Instruments),
 )
 
@@ -47,6 +53,7 @@ class Flags(  # of its bases a dataclass has the last one's fields first
     Optimisation,
     Processes,
     Distribution,
+    Input,
     Mode,
     Length,
     Selection,
@@ -60,9 +67,16 @@ class Flags(  # of its bases a dataclass has the last one's fields first
     def __post_init__(self) -> None:
         check(self)
         if self.num_batches is None and self.num_epochs is None:
-            self._fill("num_epochs", EPOCHS)
-        if self.piecewise_learning_rate_schedule is None and self.init_learning_rate is None:
-            self._fill("init_learning_rate", LEARNING_RATES[self.optimizer])
+            self._fill("num_epochs", self.recipe.num_epochs)
+        if self.batch_size is None:
+            self._fill("batch_size", self.recipe.batch_size)
+        if self.optimizer is None:
+            self._fill("optimizer", self.recipe.optimizer)
+        if self.gradient_clip is None and self.gradient_clip_norm is None:
+            self._fill("gradient_clip_norm", self.recipe.gradient_clip_norm)
+        for name, value in rates.missing(self).items():
+            if getattr(self, name) is None:
+                self._fill(name, value)
         if self.use_fp16 and self.fp16_loss_scale is None:
             self._fill("fp16_loss_scale", LOSS_SCALE)
         if self.eval_batch_size is None:
@@ -80,23 +94,22 @@ class Flags(  # of its bases a dataclass has the last one's fields first
         assert self.num_epochs is not None  # by __post_init__
         return in_steps(self.num_epochs, batches_per_epoch)
 
-    def learning_rate(self, batches_per_epoch: int) -> Callable[[int], float]:
-        """Return the learning rate as a function of the steps that were done before."""
-        schedule: Schedule | None = self.piecewise_learning_rate_schedule
-        if schedule is None:
-            assert self.init_learning_rate is not None  # by __post_init__
-            schedule = Piecewise((self.init_learning_rate,), ())
-            if self.num_epochs_per_decay is not None:
-                assert self.learning_rate_decay_factor is not None  # by check
-                schedule = Decay(
-                    self.init_learning_rate,
-                    self.num_epochs_per_decay,
-                    self.learning_rate_decay_factor,
-                    self.minimum_learning_rate or 0.0,
-                )
-        if self.num_learning_rate_warmup_epochs is not None:
-            schedule = WarmUp(schedule, self.num_learning_rate_warmup_epochs)
-        return PerEpoch(schedule, batches_per_epoch)
+    def learning_rate(self, batches_per_epoch: int, batch: int) -> Callable[[int], float]:
+        """Return the learning rate as a function of the steps that were done before.
+
+        batch: the examples of a global batch.
+        """
+        return PerEpoch(rates.schedule(self, batch), batches_per_epoch)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What flags that are not given follow: the model's for this data, or what is usual."""
+        return models.recipe_for(self.model, self.data_name)
+
+    @property
+    def reads_encoded_images(self) -> bool:
+        """Whether the data set is files of images, which are decoded as they are read."""
+        return self.data_dir is not None and SOURCES[self.data_name].any_shape
 
     @property
     def activations(self) -> str | None:

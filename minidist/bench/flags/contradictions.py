@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minidist.bench.flags.distribution import ALL
+from minidist.bench.flags.input import OF_ENCODED
 from minidist.errors import UsageError
 from minidist.variable_mgr import ACROSS, OPTIONS_OF, SERVED
 
@@ -29,9 +30,10 @@ ALTERNATIVES = (
     ("eval", "inject"),
     ("eval", "profile"),
     ("save_model_secs", "save_model_steps"),
-    ("piecewise_learning_rate_schedule", "init_learning_rate"),
+    ("piecewise_learning_rate_schedule", "init_learning_rate", "resnet_base_lr"),
     ("piecewise_learning_rate_schedule", "num_epochs_per_decay"),
     ("piecewise_learning_rate_schedule", "learning_rate_decay_factor"),
+    ("resnet_base_lr", "num_epochs_per_decay"),
     ("use_fp16", "use_bf16"),
     ("gradient_clip", "gradient_clip_norm"),
     DURING_TRAINING,
@@ -77,6 +79,12 @@ def check(flags: Flags) -> None:
             f"--summary_verbosity={flags.summary_verbosity} needs --save_summaries_steps: say how "
             "often summaries are written"
         )
+    for name in OF_ENCODED:
+        if _is_given(flags, name) and not flags.reads_encoded_images:
+            raise UsageError(
+                f"--{name} is for encoded images, which --data_name=imagenet and folder read from "
+                "--data_dir: give both, or leave it out"
+            )
     if flags.variable_update == ALL and flags.eval:
         raise UsageError(
             "--eval evaluates one training, and --variable_update=all names several: name one"

@@ -12,13 +12,13 @@ from minidist.bench.flags.kinds import (
     KERNELS,
     SHARE,
     choice,
+    filled,
     flag,
     whole,
 )
 from minidist.data import SOURCES
 from minidist.models import MODELS
-
-EPOCHS = 20.0
+from minidist.models.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,14 @@ class Selection:
     data_name: str = flag(
         "digits",
         choice(*SOURCES),
-        "the data set; all but digits are made up unless --data_dir is given",
+        "the data set; without --data_dir all but digits and text are made up",
     )
-    data_dir: str | None = flag(None, FOLDER, "where the files of mnist or cifar10 lie")
-    batch_size: int = flag(32, whole(1), "examples per device and step")
+    data_dir: str | None = flag(None, FOLDER, "the folder with the files of the data set")
+    batch_size: int = filled(
+        whole(1),
+        "examples per device and step, by default the model's for this data, else "
+        f"{Recipe.batch_size}",
+    )
     num_devices: int = flag(2, whole(1, 1024), "devices, each a replica", "num_gpus")
     device: str = flag(
         "cpu",
@@ -67,7 +71,8 @@ class Length:
     num_epochs: float | None = flag(
         None,
         EPOCH_COUNT,
-        f"passes over the training part; {EPOCHS:g} when neither this nor --num_batches is given",
+        "passes over the training part; when neither this nor --num_batches is given the model's "
+        f"for this data, else {Recipe.num_epochs:g}",
     )
     num_warmup_batches: int = flag(
         10, whole(0), "steps before those that are counted and measured; they train as all do"

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from minidist.bench.inject import FORM as FAULTS_FORM
 from minidist.bench.inject import Fault
@@ -39,6 +39,11 @@ class Kind:
 def flag(default: T, kind: Kind, words: str, *aliases: str) -> T:
     """Return the dataclass field of one flag; `words` is its help, `aliases` its further names."""
     return field(default=default, metadata={"kind": kind, "words": words, "aliases": aliases})
+
+
+def filled(kind: Kind, words: str, *aliases: str) -> Any:
+    """Return the field of a flag that follows from others where it is not given."""
+    return flag(None, kind, words, *aliases)
 
 
 def choice(*names: str) -> Kind:

@@ -12,9 +12,11 @@ from minidist.bench.flags.kinds import (
     SCHEDULE,
     SHARE,
     choice,
+    filled,
     flag,
     whole,
 )
+from minidist.models.recipe import Recipe
 from minidist.optim.schedules import Piecewise
 
 LEARNING_RATES = {"sgd": 0.2, "momentum": 0.02, "rmsprop": 0.05, "adam": 0.002}
@@ -25,12 +27,21 @@ LOSS_SCALE = 128.0
 class Optimisation:
     """What a step does to the weights."""
 
-    optimizer: str = flag("momentum", choice(*LEARNING_RATES), "the update rule")
+    optimizer: str = filled(
+        choice(*LEARNING_RATES),
+        f"the update rule, by default the model's for this data, else {Recipe.optimizer}",
+    )
     init_learning_rate: float | None = flag(
         None,
         NOT_NEGATIVE,
-        "the learning rate, by default "
+        "the learning rate; by default that of the model for this data, or "
         + ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items()),
+    )
+    resnet_base_lr: float | None = flag(
+        None,
+        NOT_NEGATIVE,
+        "the learning rate for a global batch of 256, from which the schedule of resnets for "
+        "ImageNet is made",
     )
     piecewise_learning_rate_schedule: Piecewise | None = flag(  # noqa: RUF009, it is a field()
         None, SCHEDULE, "learning rates by epoch, in place of --init_learning_rate"
@@ -60,10 +71,16 @@ class Optimisation:
         None, POSITIVE, "each element of the mean gradients is kept within plus and minus this"
     )
     gradient_clip_norm: float | None = flag(
-        None, POSITIVE, "the mean gradients are scaled down to this norm, taken over all of them"
+        None,
+        POSITIVE,
+        "the mean gradients are scaled down to this norm, taken over all of them; by default the "
+        "model's for this data",
     )
     gradient_accumulation_steps: int = flag(
         1, whole(1), "batches whose gradients are added up for one update"
+    )
+    label_smoothing: float = flag(
+        0.0, FRACTION, "the share of each label that a training spreads evenly over all classes"
     )
     tf_random_seed: int = flag(
         1234,

@@ -17,6 +17,7 @@ from minidist.bench.flags.kinds import (
     STEPS,
     TRACE_FILE,
     choice,
+    filled,
     flag,
     whole,
 )
@@ -27,8 +28,8 @@ from minidist.bench.inject import Fault
 class Evaluation:
     """When the accuracy on the test part is computed, and on how much of it."""
 
-    eval_batch_size: int | None = flag(
-        None, whole(1), "examples per device and batch, by default --batch_size"
+    eval_batch_size: int = filled(
+        whole(1), "examples per device and batch, by default --batch_size"
     )
     num_eval_batches: int | None = flag(
         None, whole(1), "batches of an evaluation, in place of --num_eval_epochs"
@@ -72,8 +73,7 @@ class Checkpoints:
     save_summaries_steps: int = flag(
         0, whole(0), "write summaries to --train_dir every so many steps; 0: none"
     )
-    summary_verbosity: int | None = flag(
-        None,
+    summary_verbosity: int = filled(
         whole(0, 3),
         "1: loss, learning rate, speed and accuracy; 2: the distribution of all weights too; 3: of "
         "each variable's; by default 1 with --save_summaries_steps",
