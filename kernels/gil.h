@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "poll.h"
 
@@ -47,11 +48,19 @@ static inline PyThreadState *md_let_go() {
     return state;
 }
 
+// Where Python is being torn down there is no GIL for a daemon thread any more. Before 3.14 Python
+// ends such a thread then and there, which unwinds its frames: destructors would release objects
+// without the GIL, and whoever may not throw would end the process. So the thread sleeps instead
+// until the process ends, as it does in 3.14.
 static inline void md_take_back(PyThreadState *state) {
     md_flag &held = md_gil_is_held();
     const auto raised = [&] { return !held.load() && !held.exchange(true); };
     md_poll(MD_GIL_SPIN, raised, [] { return false; });
-    PyEval_RestoreThread(state);
+    try {
+        PyEval_RestoreThread(state);
+    } catch (...) {  // not an exception: pthread_exit's way up the stack, which must not end here
+        while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
     held.store(true);
 }
 

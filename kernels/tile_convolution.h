@@ -37,6 +37,9 @@ struct md_tiled_images : md_windows {
         : md_windows(g), k(k_), spread_h(spread_h_), spread_w(spread_w_),
           height((rows - 1) * stride_h + kh), width((columns - 1) * stride_w + kw) {}
 
+    // Whether windows begin where images are or above and to the left, and some group fills tiles.
+    bool possible() const { return std::min(pad_top, pad_left) >= 0 && k % 16 == 0 && group > 0; }
+
     // Take the group, a multiple of `unit` images, that fills tiles of so many windows best.
     void choose(ptrdiff_t windows, ptrdiff_t unit, ptrdiff_t most, ptrdiff_t image_bytes) {
         double best = 0.4;
@@ -98,10 +101,7 @@ class md_tile_convolution : md_tiled_images {
                                      ptrdiff_t(steps.size()) * tiles_n * MD_PARTS * MD_TILE_BYTES});
     }
 
-    bool possible() const {
-        return std::min(pad_top, pad_left) >= 0 && (c == 16 || c % 32 == 0) && k % 16 == 0 &&
-               group > 0;
-    }
+    bool possible() const { return (c == 16 || c % 32 == 0) && md_tiled_images::possible(); }
 
     MD_ON_TILES void run(const float *x, const float *w_, const float *bias, float *y) const {
         const size_t filter_bytes = steps.size() * tiles_n * MD_PARTS * MD_TILE_BYTES;
@@ -207,7 +207,7 @@ class md_tile_filter_gradient : md_tiled_images {
                                  row * stride_h * width * pixel + t * 16 * stride_w * c * 4});
     }
 
-    bool possible() const { return c % 16 == 0 && k % 16 == 0 && group > 0; }
+    bool possible() const { return c % 16 == 0 && md_tiled_images::possible(); }
 
     MD_ON_TILES void run(const float *x, const float *dy, const float *, float *dw) const {
         const size_t sums_bytes = tiles_m * tiles_n * MD_TILE_BYTES;

@@ -4,7 +4,9 @@
 // what is then left. Each is at most 2^-9 of the one before, so of the nine products of the parts
 // of two numbers three are smaller than a product's rounding, and six make one:
 //     a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0).
-// What is below float32's normal numbers counts as zero, and an infinity becomes a NaN.
+// A part below float32's normal numbers counts as zero: numbers under 2^-106 or so lose digits, and
+// those that are not normal themselves all of them. What rounds to no bfloat16, above 3.39e38, counts
+// as an infinity, and an infinity becomes a NaN.
 //
 // A tile has 16 rows of 64 bytes. C's are 16 x 16 floats, A's 16 rows of 32 bfloat16; those of B
 // are 32 rows of 16 too, but two rows stand side by side as pairs. All begin where a cache line

@@ -14,7 +14,7 @@ cdef extern from "tile_convolution.h":
     ctypedef enum md_direction:
         MD_FORWARD, MD_BACKWARD_INPUT, MD_BACKWARD_FILTER
     bint md_has_tiles() noexcept nogil
-    bint md_can_tile(md_direction direction, const md_windows &g, Py_ssize_t k) noexcept nogil
+    bint md_can_tile(md_direction direction, const md_windows &g, Py_ssize_t k) except +
     bint md_tile(
         md_direction direction, const md_windows &g, Py_ssize_t k, const float *first,
         const float *second, const float *bias, float *result
@@ -30,6 +30,12 @@ cdef extern from "tile_product.h":
 def has_tiles():
     """Whether this processor has tiles that multiply bfloat16, and the system lets us use them."""
     return md_has_tiles()
+
+
+cdef no_room(str verb, Py_ssize_t elements):
+    return MemoryError(
+        f"{verb}: there is no memory to split arrays of together {4 * elements} bytes into parts"
+    )
 
 
 cdef class Convolution:
@@ -100,7 +106,7 @@ cdef class Convolution:
         cdef bint done = md_tile(direction, g, self._k, at[0], at[1], bias, <float *> at[2])
         take_back(state)
         if not done:
-            raise MemoryError
+            raise no_room(verb, elements)
 
 
 def multiply(a, b, c, bint transpose_a=False, bint transpose_b=False):
@@ -127,4 +133,4 @@ def multiply(a, b, c, bint transpose_a=False, bint transpose_b=False):
     )
     take_back(state)
     if not done:
-        raise MemoryError
+        raise no_room(verb, a.size + b.size + c.size)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.dtypes import HostArray
+from minidist.dtypes import HostArray, as_array
 from minidist.random import Stream
 
 Initializer = Callable[[Sequence[int], Any, Stream], HostArray]
@@ -30,6 +30,11 @@ def zeros() -> Initializer:
 def ones() -> Initializer:
     """All 1."""
     return lambda shape, dtype, stream: np.ones(shape, dtype)
+
+
+def constant(value: float) -> Initializer:
+    """All `value`."""
+    return lambda shape, dtype, stream: as_array(np.full(shape, value), dtype)
 
 
 def truncated_normal(stddev: float = 0.05) -> Initializer:

@@ -19,7 +19,7 @@ import numpy as np
 from minidist import context, observe, ops
 from minidist.comm.sharing import share
 from minidist.dtypes import kind
-from minidist.errors import NonFiniteError
+from minidist.errors import NonFiniteError, ShapeError
 from minidist.nn import Layer
 from minidist.optim import Optimizer
 from minidist.strategy import Strategy
@@ -102,6 +102,11 @@ def _by_label(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits [n, k] and labels [n]; of sequences, [n, t, k] and [n, t], all tokens'."""
     if labels.ndim == 1:
         return logits, labels
+    if labels.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"softmax_cross_entropy: logits {logits.shape} and labels {labels.shape} do not fit; "
+            f"[n, k] and [n] do, and of sequences [n, t, k] and [n, t]"
+        )
     return ops.reshape(logits, (labels.size, logits.shape[-1])), ops.reshape(labels, (labels.size,))
 
 

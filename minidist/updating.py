@@ -37,11 +37,6 @@ def update(
 ) -> Any:
     """Call `fn(variable, *args, **kwargs)` for each copy; see Strategy.update."""
     _check_own(strategy, variable, "update")
-    if len({id(copy.array) for copy in variable.copies}) < len(variable.copies):
-        raise UsageError(
-            f"update would change {variable.name!r}, which an optimizer keeps in one place for all "
-            "replicas, once for each of them; assign it outside of run instead"
-        )
     own = isinstance(variable, SyncOnReadVariable)
     devices = [copy.device for copy in variable.copies]
     calls = [_select((args, kwargs), i, device, own) for i, device in enumerate(devices)]

@@ -317,6 +317,7 @@ class Variable(Readable, metaclass=_Create):
         if frame.strategy is self.strategy and frame.replica is not None:
             self._assign_in_replica(frame.replica, change, value)
         elif frame.strategy is self.strategy and frame.update_device is not None:
+            self._require_places_of_their_own()
             put([self._on(frame.update_device)], change, value)
         elif isinstance(value, PerReplica):
             raise UsageError(
@@ -327,6 +328,16 @@ class Variable(Readable, metaclass=_Create):
             with self.strategy.scope():  # which may be open already
                 self._assign_for_all(change, value)
         return self
+
+    def _require_places_of_their_own(self) -> None:
+        """Check that what an update assigns of one copy leaves the others as they are."""
+        if self.everywhere and any(
+            copy.array is self.copies[0].array for copy in self.copies[1:]
+        ):
+            raise UsageError(
+                f"an update assigns {self.name!r}, which an optimizer keeps in one place for all "
+                "replicas: it would change once for each of them; assign it outside of the update"
+            )
 
     def _assign_in_replica(
         self, replica: context.ReplicaContext, change: Change, value: Any

@@ -169,6 +169,7 @@ def test_the_json_is_schema_1_and_complete() -> None:
         "schema",
         "config",
         "devices",
+        "unit",
         "steps",
         "images_per_sec",
         "total_images_per_sec",

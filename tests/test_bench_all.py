@@ -165,6 +165,13 @@ def test_ctrl_c_prints_what_is_done(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_table_says_what_its_speeds_count(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = run(*SMALL, "--variable_update=all").results["runs"]
+    compare.print_table(runs, "tokens")
+    said = capsys.readouterr().out
+    assert said.count("tokens/sec") == 2 and "images" not in said
+
+
 def test_the_table_fits_80_columns() -> None:
     table = run(*SMALL, "--variable_update=all").text.partition("5 of 5")[2].partition("┏")[2]
     assert "parameter_server+staged_vars" in table

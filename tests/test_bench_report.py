@@ -146,6 +146,7 @@ def document(loss: float = 0.5) -> dict[str, object]:
     return report.document(
         flags=parse(["--num_batches=1"]),
         devices=["cpu:0", "cpu:1"],
+        unit="images",
         steps=[Step(1, loss, 0.25)],
         speed=report.speed([64], [0.25]),
         total_images_per_sec=250.0,
@@ -168,6 +169,7 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
         "schema",
         "config",
         "devices",
+        "unit",
         "steps",
         "images_per_sec",
         "total_images_per_sec",
@@ -194,7 +196,7 @@ def test_the_json_has_the_keys_of_schema_1(tmp_path: Path) -> None:
         "p90": 256,
         "p99": 256,
     }
-    assert got["total_images_per_sec"] == 250
+    assert (got["total_images_per_sec"], got["unit"]) == (250, "images")
     assert got["accuracy"] == {"top_1": 0.5, "top_5": 0.75}
     assert got["evaluations"] == [{"step": 1, "top_1": 0.25, "top_5": 1}]
     assert (got["global_step"], got["resumed_at"]) == (11, 10)

@@ -335,16 +335,32 @@ def test_who_does_a_work_is_among_those_who_may(dtype) -> None:
 
 
 def test_what_a_file_names_and_this_machine_lacks_goes_the_plain_way(
-    kernels, tmp_path, monkeypatch
+    kernels, tmp_path, monkeypatch, caplog
 ) -> None:
     path = tmp_path / "mine.json"
     of = threads.per_replica()
     work = Convolution("forward", (8, 32, 32, 8), (3, 3, 8, 16), WINDOW, FLOAT, of).name
-    path.write_text(json.dumps({"choices": {work: {"chosen": "onednn"}}}))
-    monkeypatch.setattr(cpu_onednn, "find", lambda: None)
-    kernels(str(path))
-    convolve()
-    assert cpu_linear.used() == {(work, "gemm")}
+    product = "matmul float32, (nx64) by (64x64), threads 1"
+    for has_tiles, lacking in ((True, "names onednn,"), (False, "names onednn and tiles,")):
+        chosen = {work: {"chosen": "onednn"}, product: {"chosen": "tiles"}}
+        path.write_text(json.dumps({"choices": chosen}))
+        monkeypatch.setattr(cpu_onednn, "find", lambda: None)
+        monkeypatch.setattr(tiles, "has_tiles", lambda has_tiles=has_tiles: has_tiles)
+        caplog.clear()
+        kernels(str(path))
+        convolve()
+        convolve(9)
+        assert cpu_linear.used() == {(work, "gemm")}
+        (said,) = caplog.messages
+        assert lacking in said and "last bits may differ" in said
+
+
+def test_processes_that_may_not_all_use_tiles_share_no_choices(monkeypatch) -> None:
+    paths = set()
+    for has_tiles in (True, False):
+        monkeypatch.setattr(tiles, "has_tiles", lambda has_tiles=has_tiles: has_tiles)
+        paths.add(cpu_choice.of_machine().path)
+    assert len(paths) == 2
 
 
 def test_a_cache_that_is_no_whole_path_counts_for_nothing(monkeypatch, tmp_path) -> None:

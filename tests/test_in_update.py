@@ -154,6 +154,43 @@ def test_what_is_kept_beside_the_copies_is_one_memory_and_changed_once():
             strategy.update(slot, lambda slot: slot.assign_add(np.ones(64, "f4")))
 
 
+ONE = np.ones(64, "f4")
+
+
+def momentum(w, m, gradient):
+    m.assign(ops.add(ops.multiply(m, np.float32(0.5)), gradient))
+    w.assign_sub(m)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda strategy, w, slot: strategy.update(w, lambda w, m: m.assign_add(ONE), slot),
+        lambda strategy, w, slot: strategy.update(w, momentum, slot, ONE),
+        lambda strategy, w, slot: strategy.update_non_slot([w], lambda: slot.assign_sub(ONE)),
+        lambda strategy, w, slot: strategy.run(
+            lambda: md.get_replica_context().merge_call(
+                lambda strategy: strategy.update(w, lambda w: slot.assign(ONE))
+            )
+        ),
+    ],
+    ids=["argument", "momentum", "update_non_slot", "in a meeting"],
+)
+def test_no_update_writes_what_is_kept_in_one_place_and_all_may_read_it(write):
+    with md.Strategy("cpu*3", overlap=False) as strategy:
+        with strategy.scope():
+            w = md.Variable(np.zeros(64, "f4"), name="w")
+        optimizer = md.optim.Momentum(1.0)
+        strategy.run(lambda: optimizer.minimize(lambda: ops.reduce_sum(w), [w]))
+        slot = optimizer.slot(w, "momentum")
+        with pytest.raises(md.errors.UsageError, match="an update assigns 'w/Momentum'"):
+            write(strategy, w, slot)
+        assert (slot.copies[0].array == 1).all()
+        strategy.update(w, lambda w, m: w.assign_sub(m), slot)
+        strategy.update(slot, lambda m: w.assign_sub(m))
+        assert all((copy.array == -3).all() for copy in w.copies)
+
+
 @given(
     arrays=st.lists(st.tuples(st.integers(0, 200), st.sampled_from([4, 8])), max_size=6),
     parts=st.integers(1, 7),

@@ -70,6 +70,16 @@ def test_large_images_equal_the_twin(strides: int) -> None:
     )
 
 
+def test_a_long_sum_of_numbers_of_one_sign_keeps_its_digits() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = (1 + rng.random((16, 64, 64, 17), np.float32) for _ in range(2))
+    dw = np.empty((3, 3, 17), np.float32)
+    depthwise.backward_filter(x, dy, dw, 1, 1, 1, 1)
+    windows = plain.Windows((64, 64), (3, 3), (1, 1), (1, 1))
+    want = plain.depthwise_backward_filter(x, dy, windows)
+    np.testing.assert_allclose(dw, want, rtol=1e-7)  # a running sum in float32 is off by 8e-7
+
+
 def test_a_filter_of_one_in_the_middle_changes_nothing() -> None:
     x, w = normal((2, 5, 6, 20), "float32"), np.zeros((3, 3, 20), "float32")
     w[1, 1] = np.arange(20)

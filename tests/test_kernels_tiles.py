@@ -53,7 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
     axes = []
     for least in (1, 5):
         length, kernel = draw(st.integers(least, 20)), draw(st.integers(1, 5))
-        before, stride = draw(st.integers(0, kernel - 1)), draw(st.integers(1, 2))
+        before, stride = draw(st.integers(0, kernel + 2)), draw(st.integers(1, 2))
         output = max(length + before + draw(st.integers(0, kernel - 1)) - kernel, 0) // stride + 1
         after = max((output - 1) * stride + kernel - length - before, 0)
         axes.append((length, kernel, stride, before, after, output))
@@ -94,6 +94,18 @@ def test_tiles_do_what_resnets_and_lenet_need(of: Case) -> None:
     np.testing.assert_array_equal(forward(of), of.y())
     np.testing.assert_array_equal(backward_input(of), of.dx())
     np.testing.assert_array_equal(backward_filter(of), of.dw())
+
+
+def test_windows_that_begin_within_the_image_are_refused() -> None:
+    """Of the image's gradient those of dy do so, where there is more padding than a window."""
+    of = same(2, 16, 16, 16, 3)
+    shapes = {"x": of.x.shape, "w": of.w.shape, "y": of.dy.shape, "strides": (1, 1)}
+    for before in ((-1, 1), (1, -1)):
+        ways = tiles.Convolution(**shapes, before=before)
+        assert not ways.can_forward and not ways.can_backward_filter
+    for before in ((3, 1), (1, 3)):
+        ways = tiles.Convolution(**shapes, before=before)
+        assert ways.can_forward and ways.can_backward_filter and not ways.can_backward_input
 
 
 @pytest.mark.parametrize(("images", "size"), [(2, 32), (4, 8)])

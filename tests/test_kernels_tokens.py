@@ -81,6 +81,28 @@ def test_a_row_far_from_zero_has_its_variance() -> None:
     np.testing.assert_allclose(y, wanted, rtol=0, atol=2e-3)  # x itself is known to 1e-3
 
 
+@every_type
+def test_sums_over_a_row_are_those_of_sixteen_lanes_in_their_order(dtype: str) -> None:
+    def row_sum(row: np.ndarray) -> Any:
+        lanes = [row.dtype.type(0)] * 16
+        for i, each in enumerate(row):
+            lanes[i % 16] += each
+        total = row.dtype.type(0)
+        for lane in lanes:
+            total += lane
+        return total
+
+    x, (scale, offset) = normal((4, 75), dtype, 0, mean=3), normal((2, 75), dtype, 1)
+    y, want, one = np.empty_like(x), np.empty_like(x), x.dtype.type(1)
+    tokens.layer_norm(x, scale, offset, EPSILON, y)
+    for row, wanted in zip(x, want, strict=True):
+        mean = row_sum(row) / x.dtype.type(75)
+        variance = row_sum((row - mean) * (row - mean)) / x.dtype.type(75)
+        inverse = one / np.sqrt(variance + x.dtype.type(EPSILON))
+        wanted[:] = (row - mean) * inverse * scale + offset
+    np.testing.assert_array_equal(y, want)
+
+
 # -- attention -------------------------------------------------------------------------------
 
 

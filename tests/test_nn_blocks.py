@@ -86,6 +86,13 @@ def test_branches_are_a_list_of_lists(wrong):
         nn.Concat([nn.ReLU()])
 
 
+def test_a_layer_has_one_place():
+    twice = nn.ReLU()
+    for branches in ([[twice], [twice]], [[twice], [nn.MaxPool(2), nn.Sequential([twice])]]):
+        with pytest.raises(UsageError, match="both: a layer stands in two places of its branches"):
+            nn.Concat(branches, name="both")
+
+
 @pytest.mark.parametrize("scale", [True, False])
 def test_a_normalisation_without_scale_is_one_whose_scale_is_1(scale):
     layer = nn.BatchNorm(scale=scale)

@@ -315,6 +315,14 @@ def test_lines_say_it_of_all_replicas():
     )
 
 
+def test_the_longest_names_stand_apart_from_their_neighbours():
+    names = "depthwise_conv2d_backward_filter", "brgconv:avx512_core"
+    spent = [profile.Spent(names[0], "", names[1], 21, 1.0)]
+    said = profile.lines([profile.OfReplica(0, "cpu:0", spent=spent, peak=1.0, step=1.0)])
+    assert said[1].split() == [*names, "21", "1.000"]
+    assert {len(line) for line in said[1:6]} == {said[0].index("replica 0") + len("replica 0")}
+
+
 def test_replicas_are_numbered_through_the_workers():
     spent = [profile.Spent("relu", "", profile.PLAIN, 1, 1.0)]
     own = [profile.OfReplica(number, f"cpu:{number}", spent=spent) for number in range(2)]

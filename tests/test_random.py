@@ -138,3 +138,5 @@ def test_bounds_of_initialisers():
     he = initializers.he_normal()((300, 200), "d", Stream((1, 0), (0, 0, 0)))
     assert np.abs(he).max() <= 2 * (2 / 300) ** 0.5 / 0.8796
     assert (initializers.ones()((3,), "f", Stream((1, 0), (0, 0, 0))) == 1).all()
+    tenths = initializers.constant(0.1)((3,), "f", Stream((1, 0), (0, 0, 0)))
+    np.testing.assert_array_equal(tenths, np.float32([0.1, 0.1, 0.1]))

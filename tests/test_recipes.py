@@ -11,6 +11,7 @@ import pytest
 from benching import QUICK, refused, run
 
 from minidist import models
+from minidist.bench import making
 from minidist.bench.flags import LEARNING_RATES
 from minidist.bench.flags.parse import parse
 from minidist.errors import UsageError
@@ -51,6 +52,12 @@ def test_other_data_and_other_optimizers_have_flags_of_their_own() -> None:
             assert {rate(step) for step in range(0, 9999, 9)} == {LEARNING_RATES[optimizer]}
     for data_name in ("imagenet", "synthetic", "cifar10"):
         assert parse(["--model=mlp", f"--data_name={data_name}"]).batch_size == 32
+
+
+def test_a_rate_for_momentum_is_one_for_sgd_too() -> None:
+    for optimizer in ("sgd", "momentum"):
+        flags = parse(["--model=vgg16", "--data_name=synthetic", f"--optimizer={optimizer}"])
+        assert (flags.init_learning_rate, flags.learning_rate(10, 64)(0)) == (0.005, 0.005)
 
 
 def test_what_is_given_is_taken() -> None:
@@ -111,6 +118,13 @@ def test_an_unknown_model_has_no_recipe() -> None:
 def test_made_up_images_have_the_size_that_the_model_is_for() -> None:
     output = run(*QUICK, "--data_name=imagenet", "--batch_size=2")
     assert output.results["parameters"] == (2_432 + 51_264 + (7 * 7 * 64 + 1) * 512 + 513 * 1001)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet110_v2", "densenet40_k12"])
+def test_made_up_images_of_a_model_for_cifar10_are_as_small(name: str) -> None:
+    flags = parse([f"--model={name}", "--data_name=synthetic", "--num_devices=1"])
+    assert making.dataset(flags, 1).train.shape == (32, 32, 3)
+    assert (flags.batch_size, flags.init_learning_rate) == (32, LEARNING_RATES["momentum"])
 
 
 def test_a_model_that_cannot_take_the_data_names_the_layer_and_the_shapes() -> None:

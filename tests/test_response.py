@@ -67,12 +67,27 @@ def test_the_layer_takes_its_numbers_along():
     np.testing.assert_allclose(layer(x).numpy(), by_loops(x, 1, 2.0, 0.5, 0.75), rtol=1e-12)
 
 
-@pytest.mark.parametrize("how", [{"radius": -1}, {"alpha": -0.1}, {"bias": 0.0}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"radius": -1},
+        {"radius": 1.5},
+        {"radius": True},
+        {"alpha": -0.1},
+        {"alpha": np.nan},
+        {"bias": 0.0},
+        {"bias": np.nan},
+    ],
+)
 def test_what_could_divide_by_nothing_is_refused(how: dict[str, float]):
     with pytest.raises(UsageError, match="radius and an alpha of at least 0 and a bias above 0"):
         ops.local_response_norm(np.ones((2, 3)), **how)
+    with pytest.raises(UsageError, match=r"local_response_norm: radius .* take a whole radius"):
+        nn.LocalResponseNorm(**how)
 
 
 def test_a_number_has_no_channels():
     with pytest.raises(ShapeError, match=r"shape \(\) has no last axis"):
         ops.local_response_norm(1.0)
+    with pytest.raises(ShapeError, match=r"'local_response_norm'.*need a last axis"):
+        nn.LocalResponseNorm().build(())

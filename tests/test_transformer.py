@@ -143,6 +143,30 @@ def test_heads_are_a_number_above_0() -> None:
         nn.CausalAttention(0)
 
 
+def test_rows_and_units_are_numbers_above_0_and_an_epsilon_is_not_below() -> None:
+    for rows in (0, 2.5, True):
+        with pytest.raises(UsageError, match="embedding: rows must be a whole number above 0"):
+            nn.Embedding(rows, 3)
+        with pytest.raises(UsageError, match="embedding: units must be a whole number above 0"):
+            nn.Embedding(3, rows)
+    for epsilon in (-1e-9, np.nan):
+        with pytest.raises(UsageError, match=f"layer_norm: the epsilon is {epsilon}; it must be"):
+            nn.LayerNorm(epsilon=epsilon)
+
+
+@pytest.mark.parametrize("labels", [(3, 4), (4, 3), (3, 5), (3, 5, 4), ()])
+def test_labels_of_another_shape_than_the_tokens_are_refused(labels: tuple[int, ...]) -> None:
+    layer = nn.Dense(7)
+    layer.build((4, 2))
+    inputs = ops.constant(np.ones((3, 4, 2), np.float32))
+    if labels == (3, 4):
+        assert forward_step(layer, inputs, ops.constant(np.zeros(labels, int))).count == 12
+        return
+    words = f"softmax_cross_entropy: logits (3, 4, 7) and labels {labels} do not fit"
+    with pytest.raises(ShapeError, match=re.escape(words)):
+        forward_step(layer, inputs, ops.constant(np.zeros(labels, int)))
+
+
 @pytest.mark.parametrize("sparse", [True, False])
 def test_a_table_of_which_all_rows_are_used(sparse: bool) -> None:
     layer = nn.Embedding(5, 3, sparse=sparse)
@@ -261,6 +285,7 @@ def test_rows_tell_of_tokens_and_no_byte_moves_that_was_not_predicted() -> None:
     assert f"[{3 * 4 * TOKENS} examples]" in found.text
     assert found.results["bytes"]["predicted"] == found.results["bytes"]["measured"]
     seconds = sum(step["seconds"] for step in found.results["steps"])
+    assert found.results["unit"] == "tokens"
     assert found.results["images_per_sec"]["mean"] == pytest.approx(4 * 4 * TOKENS / seconds)
 
 

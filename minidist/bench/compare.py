@@ -68,7 +68,7 @@ def compare(flags: Flags, dataset: data.Dataset, crew: Crew) -> dict[str, Any]:
             runs[name] = _run(name, chosen, flags, dataset, crew)
     finally:
         if runs:
-            print_table(runs)
+            print_table(runs, dataset.unit)
     return report.comparison(flags, runs)
 
 
@@ -109,16 +109,19 @@ def flags_of(name: str, flags: Flags, chosen: Mapping[str, Any]) -> Flags:
     return replace(flags, **changes)
 
 
-def print_table(runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print two tables with a row for each run: what came out of it, and what that has cost."""
+def print_table(runs: Mapping[str, Mapping[str, Any]], unit: str) -> None:
+    """Print two tables with a row for each run: what came out of it, and what that has cost.
+
+    `unit` is what the data set counts.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    results_table = Table(caption=f"ratio: of images/sec to those of {BASELINE}")
+    results_table = Table(caption=f"ratio: of {unit}/sec to those of {BASELINE}")
     costs_table = Table(
         caption="bytes, ms of waiting: per step; staleness: in updates; hidden: of communication"
     )
-    for table, columns in ((results_table, RESULTS), (costs_table, COSTS)):
+    for table, columns in ((results_table, (f"{unit}/sec", *RESULTS)), (costs_table, COSTS)):
         table.add_column("policy", no_wrap=True)
         for column in columns:
             table.add_column(column, justify="right")
@@ -139,7 +142,7 @@ def _hidden(results: Mapping[str, Any]) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
-RESULTS = ("images/sec", "ratio", "final loss", "accuracy")
+RESULTS = ("ratio", "final loss", "accuracy")
 COSTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "bytes": bytes_cell,
     "staleness": staleness_cell,

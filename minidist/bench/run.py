@@ -179,6 +179,7 @@ def _about(
         "skipped_records": skipped,
         "flags": flags,
         "devices": _devices(crew, strategy),
+        "unit": dataset.unit,
         "peak_memory_bytes": max(crew.exchange("tell of memory", report.peak_memory_bytes())),
         "weights_checksum": weights_checksums(strategy, model),
         "parameters": sum(variable.size for variable in model.trainable_variables),

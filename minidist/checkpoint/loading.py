@@ -101,7 +101,7 @@ class Loading:
             )
         if self._servers is not None:
             together.first(f"{what}: put back", lambda: self._ask("take"))
-            self._servers.pull()
+            together.do(f"{what}: pull", self._servers.pull)  # before it, nobody pushes
         self._put_back()
         return self._keys
 

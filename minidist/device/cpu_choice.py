@@ -185,6 +185,7 @@ def of_machine() -> Choices:
         "minidist": _compiled(onednn),
         "numpy": np.__version__,
         "onednn": onednn.version() if onednn is not None else "none",
+        "tiles": "can be used" if tiles.has_tiles() else "none",  # a process may be denied them
     }
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return Choices(folder() / f"kernels-{digest[:12]}.json", about)

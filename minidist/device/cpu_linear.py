@@ -11,6 +11,7 @@ spin for a while after its work: `auto` then means `onednn`, unless that is miss
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,11 +22,13 @@ from minidist import observe, threads
 from minidist.device import cpu_choice, cpu_onednn, kernel_choice
 from minidist.device.base import Array
 from minidist.device.cpu_narrow import widened
-from minidist.device.cpu_work import GEMM, WIDENED, Convolution, Product, Way
+from minidist.device.cpu_work import GEMM, WIDENED, Convolution, Product, Way, is_here
 from minidist.device.ops import Shape, Window
 from minidist.dtypes import is_narrow
 from minidist.errors import UsageError
 from minidist.kernels import reduce
+
+log = logging.getLogger("minidist")
 
 Work = Convolution | Product
 
@@ -41,7 +44,8 @@ _has_team = False  # once there was work for several threads: OpenMP keeps them 
 def set_kernels(name: str) -> None:
     """Let `auto`, `gemm`, `onednn` or a file of choices say which implementations compute.
 
-    Raises UsageError for a file that cannot be used, and for `onednn` where it cannot.
+    Raises UsageError for a file that cannot be used, and for `onednn` where it cannot. Of a file
+    that names what is not here the log says so.
     """
     global _kernels, _choices
     if name == "onednn" and cpu_onednn.find() is None:
@@ -49,6 +53,14 @@ def set_kernels(name: str) -> None:
             f"kernels of onednn are asked for, but {cpu_onednn.why_not()}; or ask for auto"
         )
     kernel_choice.set_name(name)
+    lacking = {each for each in (kernel_choice.of_file() or {}).values() if not is_here(each)}
+    if lacking:
+        log.warning(
+            "the file of choices %s names %s, which cannot be used here: such work goes by gemm, "
+            "and its last bits may differ from those on other machines",
+            name,
+            " and ".join(sorted(lacking)),
+        )
     _choices = cpu_choice.of_machine() if name == "auto" else None
     _kernels = name
     _taken.clear()

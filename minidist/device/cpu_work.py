@@ -58,6 +58,15 @@ def may_do(name: object, work: str) -> bool:
     return isinstance(name, str) and name in (able(work) or (name,))
 
 
+def is_here(name: str) -> bool:
+    """Whether this process can use an implementation at all, if not for every work."""
+    if name == "tiles":
+        return tiles.has_tiles()
+    if name == "direct":
+        return convolution.can_filter_gradient(16)
+    return not name.startswith("onednn") or cpu_onednn.find() is not None
+
+
 class Convolution(NamedTuple):
     """One direction of a convolution: x [n, h, w, c], filter [kh, kw, c, k].
 

@@ -314,9 +314,9 @@ def lines(replicas: Sequence[OfReplica]) -> list[str]:
 
 def _table(replicas: Sequence[OfReplica]) -> Iterator[str]:
     heads = "".join(f"{f'replica {number}':>12}" for number in range(len(replicas)))
-    yield f"{'Operations, in ms of a step':<46}{'calls':>7}{heads}{'GFLOP/s':>10}{'of peak':>9}"
+    yield f"{'Operations, in ms of a step':<55}{'calls':>7}{heads}{'GFLOP/s':>10}{'of peak':>9}"
     for (operation, by), spents in _together(replicas, by_work=False):
-        yield f"  {operation:<24}{by:<20}" + _row(spents, replicas)
+        yield f"  {operation:<32} {by:<19} " + _row(spents, replicas)
     rest = {
         "between operations": [each.between for each in replicas],
         "waiting": [each.waiting for each in replicas],
@@ -324,7 +324,7 @@ def _table(replicas: Sequence[OfReplica]) -> Iterator[str]:
         "the step": [each.step for each in replicas],
     }
     for words, values in rest.items():
-        yield f"  {words:<51}" + "".join(f"{ms:>12.3f}" for ms in values)
+        yield f"  {words:<60}" + "".join(f"{ms:>12.3f}" for ms in values)
 
 
 def _costliest(replicas: Sequence[OfReplica]) -> Iterator[str]:
@@ -332,7 +332,7 @@ def _costliest(replicas: Sequence[OfReplica]) -> Iterator[str]:
     works = [pair for pair in _together(replicas, by_work=True) if pair[0][0]]
     for (work, by), spents in works[:COSTLIEST]:
         yield f"  {work}"
-        yield f"    {by:<42}" + _row(spents, replicas)
+        yield f"    {by:<51}" + _row(spents, replicas)
 
 
 def _summary(replicas: Sequence[OfReplica]) -> Iterator[str]:

@@ -46,20 +46,25 @@ def _small(classes: int) -> list[nn.Layer]:
         _small_convolution(),
         nn.MaxPool(3, strides=2, padding="SAME"),
         nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75),
-        _small_convolution(),
+        _small_convolution(nn.constant(0.1)),
         nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75),
         nn.MaxPool(3, strides=2, padding="SAME"),
         nn.Flatten(),
         _small_dense(384),
         _small_dense(192),
-        nn.Dense(classes),
+        nn.Dense(classes, kernel_initializer=nn.truncated_normal(1 / 192)),
     ]
 
 
-def _small_convolution() -> nn.Conv2D:
+def _small_convolution(bias: nn.Initializer | None = None) -> nn.Conv2D:
     start = nn.truncated_normal(0.05)
-    return nn.Conv2D(64, 5, activation="relu", kernel_initializer=start)
+    return nn.Conv2D(64, 5, activation="relu", kernel_initializer=start, bias_initializer=bias)
 
 
 def _small_dense(units: int) -> nn.Dense:
-    return nn.Dense(units, activation="relu", kernel_initializer=nn.truncated_normal(0.04))
+    return nn.Dense(
+        units,
+        activation="relu",
+        kernel_initializer=nn.truncated_normal(0.04),
+        bias_initializer=nn.constant(0.1),
+    )

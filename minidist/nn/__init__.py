@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from minidist.initializers import (
     Initializer,
+    constant,
     glorot_uniform,
     he_normal,
     ones,
@@ -50,6 +51,7 @@ __all__ = [
     "ReLU",
     "Residual",
     "Sequential",
+    "constant",
     "glorot_uniform",
     "he_normal",
     "ones",

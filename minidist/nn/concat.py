@@ -31,6 +31,12 @@ class Concat(Layer):
                 f"[[Conv2D(4, 1)], [MaxPool()]], not {branches!r}"
             )
         self.branches = [self._branch(*each) for each in enumerate(branches)]
+        leaves = self.leaves()
+        if len(set(leaves)) < len(leaves):
+            raise UsageError(
+                f"{self.name}: a layer stands in two places of its branches; make a layer for each "
+                f"place"
+            )
 
     def _branch(self, place: int, layers: Sequence[Layer]) -> Sequential | None:
         """Return a branch as one layer, None for the branch without any."""

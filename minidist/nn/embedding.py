@@ -8,7 +8,7 @@ from minidist import context, ops
 from minidist.device.ops import Shape
 from minidist.errors import ShapeError
 from minidist.initializers import Initializer, truncated_normal
-from minidist.nn.layer import Layer
+from minidist.nn.layer import Layer, count
 from minidist.tensor import Tensor
 
 
@@ -33,8 +33,8 @@ class Embedding(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.rows = rows
-        self.units = units
+        self.rows = count(self.kind, "rows", rows)
+        self.units = count(self.kind, "units", units)
         self.sparse = sparse
         self.initializer = initializer or truncated_normal()
 

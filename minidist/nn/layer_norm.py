@@ -6,7 +6,7 @@ from typing import Any
 
 from minidist import ops
 from minidist.device.ops import Shape
-from minidist.errors import ShapeError
+from minidist.errors import ShapeError, UsageError
 from minidist.initializers import ones, zeros
 from minidist.nn.layer import Layer
 from minidist.tensor import Tensor
@@ -19,6 +19,8 @@ class LayerNorm(Layer):
 
     def __init__(self, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name)
+        if not epsilon >= 0:
+            raise UsageError(f"layer_norm: the epsilon is {epsilon}; it must be at least 0")
         self.epsilon = epsilon
 
     def _build(self, shape: Shape, dtype: Any) -> Shape:

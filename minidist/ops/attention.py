@@ -14,7 +14,8 @@ def causal_attention(qkv: TensorLike, heads: int) -> Tensor:
 
     [n, t, 3·heads·size] -> [n, t, heads·size]: in a row of qkv are a token's queries, head by head,
     then its keys, then its values. The scores, of which there are t² for each head, are not kept:
-    the way back computes them again.
+    the way back computes them again. A row that is not finite also reaches tokens before it, for
+    0·∞ is NaN: on CPUs those of its block of 16, on a GPU any.
     """
     qkv = floats("causal_attention", qkv)
     if qkv.ndim != 3 or heads < 1 or qkv.shape[2] % (3 * heads) or not qkv.shape[2]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +21,12 @@ def local_response_norm(
     """Divide by the size of neighbouring channels, as TensorFlow's lrn: [..., c] -> [..., c].
 
     y[i] = x[i]/s[i]^β with s[i] = bias + α·Σ x[j]², over the channels j from i − radius to
-    i + radius that there are. That sum is a product with a matrix whose band holds α.
-    Raises UsageError for a radius or an alpha below 0, or a bias not above 0.
+    i + radius that there are. That sum is a product with a matrix whose band holds α, and 0 beside
+    it: so a NaN, or an infinite square, also reaches the channels that are farther away.
+    Raises UsageError for a radius that is not whole, a radius or an alpha below 0, or a bias not
+    above 0.
     """
-    if radius < 0 or alpha < 0 or not bias > 0:
-        raise UsageError(
-            f"local_response_norm: radius {radius}, alpha {alpha} and bias {bias} may give a sum "
-            f"of 0 or less; take a radius and an alpha of at least 0 and a bias above 0"
-        )
+    check(radius, bias, alpha)
     x = floats("local_response_norm", x)
     if not x.shape:
         raise ShapeError("local_response_norm: x of shape () has no last axis to normalise along")
@@ -57,3 +56,13 @@ def local_response_norm(
     return record(
         ops.at_once(forward, x.array), (x,), lambda dy, _: (ops.at_once(slope, dy, x.array),)
     )
+
+
+def check(radius: Any, bias: float, alpha: float) -> None:
+    """Raise UsageError for numbers whose sums need not be above 0."""
+    whole = isinstance(radius, int | np.integer) and not isinstance(radius, bool)
+    if not whole or radius < 0 or not alpha >= 0 or not bias > 0:
+        raise UsageError(
+            f"local_response_norm: radius {radius}, alpha {alpha} and bias {bias} may give a sum "
+            f"of 0 or less; take a whole radius and an alpha of at least 0 and a bias above 0"
+        )

@@ -31,6 +31,7 @@ NARROW = {
     "moments_together",
     "normalize_sums",
     "sums_together",
+    "depthwise_together",
     "bias_together",
     "uniform",
     "layer_norm",
