@@ -68,6 +68,7 @@ def onednn() -> list[Extension]:
             "minidist.kernels.onednn",
             ["kernels/onednn.cpp"],
             language="c++",
+            depends=glob("kernels/*.h"),
             include_dirs=["kernels", pybind11.get_include(), *folders],
             extra_objects=[libraries[0]],
             extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fopenmp"],

@@ -331,9 +331,7 @@ class Variable(Readable, metaclass=_Create):
 
     def _require_places_of_their_own(self) -> None:
         """Check that what an update assigns of one copy leaves the others as they are."""
-        if self.everywhere and any(
-            copy.array is self.copies[0].array for copy in self.copies[1:]
-        ):
+        if self.everywhere and any(copy.array is self.copies[0].array for copy in self.copies[1:]):
             raise UsageError(
                 f"an update assigns {self.name!r}, which an optimizer keeps in one place for all "
                 "replicas: it would change once for each of them; assign it outside of the update"

@@ -290,3 +290,32 @@ assert os.waitpid(child, 0)[1] == 0
 print("child went well")
 """
     )
+
+
+LEFT_BEHIND = """
+import sys, threading
+import numpy as np
+from minidist.device import cpu_onednn
+
+onednn, begun = cpu_onednn.find(), threading.Event()
+
+def multiply(n, times, sgemm=onednn.sgemm):
+    a, c = np.ones((n, n), "f4"), np.empty((n, n), "f4")
+    for _ in times:
+        sgemm(a, a, c, n=n, k=n, m=n, transpose_a=False, transpose_b=False, threads=1)
+        begun.set()
+
+class Last:
+    def __del__(self, multiply=multiply, few=[0] * 5):
+        multiply(1000, few)  # the other one asks for the GIL meanwhile
+
+sys.modules["last"] = Last()
+threading.Thread(target=multiply, args=(100, iter(int, 1)), daemon=True).start()
+begun.wait()
+"""
+
+
+@needs_onednn
+def test_a_daemon_thread_at_work_does_not_spoil_the_end_of_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
