@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from minidist.data.preprocess import Settings, make
+from minidist.data.preprocess import Settings, decode, make
 from minidist.data.preprocess.boxes import random_box
 from minidist.data.preprocess.colour import YIQ_OF_RGB, _in_yiq
 from minidist.data.preprocess.decode import Encoded
@@ -167,6 +167,22 @@ def test_kinds_of_images_are_read_as_pillow_reads_them(form: str, mode: str) -> 
     one = Encoded(content)
     assert (one.height, one.width) == (20, 30)
     np.testing.assert_array_equal(one.pixels((3, 4, 10, 20)), pixels_of(content)[3:13, 4:24])
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch) -> None:
+    monkeypatch.setattr(decode, "LARGEST", 599)
+    with pytest.raises(ImageError, match="30×20 pixels are more than 599"):
+        Encoded(encoded(20, 30, "PNG"))
+
+
+def test_a_lack_of_memory_is_no_damaged_image(monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(image, "open", fail)
+    content = b"GIF89a"
+    with pytest.raises(MemoryError):
+        Encoded(content)
 
 
 @pytest.mark.parametrize(

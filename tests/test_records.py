@@ -116,7 +116,7 @@ def test_a_file_that_changes_is_found_out(tmp_path):
     path = write(tmp_path / "shard", BY_TENSORFLOW)
     shard = Shard(path)
     path.write_bytes(BY_TENSORFLOW[:40])
-    with pytest.raises(MalformedError, match="ends in it, and did not before: 5 bytes are left"):
+    with pytest.raises(DataError, match="the file ends here and did not when its records were"):
         content(shard)
     path.write_bytes(tfrecord.frame(b"other") + BY_TENSORFLOW)
     with pytest.raises(MalformedError, match="one of 5 bytes, which it was not before"):

@@ -17,7 +17,7 @@ from minidist.data import Batches
 from minidist.data.pixels import Pixels
 from minidist.data.repeated import Repeated
 from minidist.data.workers import Workers
-from minidist.errors import DataError, HangError, UsageError
+from minidist.errors import ClosedError, DataError, HangError, UsageError
 
 
 def pixels(count: int) -> Pixels:
@@ -122,6 +122,22 @@ def test_a_worker_that_hangs_is_named() -> None:
             next(iter(batches))
     finally:
         let_go.set()
+
+
+def test_who_waits_for_closed_workers_is_told() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    workers = Workers(1, "closed")
+    reading = workers.give([slow, slow])
+    assert begun.wait(30)
+    workers.close()
+    go_on.set()
+    with pytest.raises(ClosedError, match="closed before they read"):
+        workers.wait(reading)
 
 
 def test_dropped_workers_end() -> None:

@@ -69,14 +69,18 @@ class Shard:
         return end
 
     def _bytes(self, file: FileIO, begin: int, count: int) -> bytes:
-        try:
-            data = os.pread(file.fileno(), count, begin)
-        except OSError as error:
-            raise DataError(
-                f"{self.path}: byte {begin}: cannot be read: {error.strerror or error}"
-            ) from error
-        if len(data) < count:
-            raise MalformedError(
-                f"the file ends in it, and did not before: {len(data)} bytes are left"
-            )
+        data = b""
+        while len(data) < count:  # some file systems give less than is asked for
+            try:
+                more = os.pread(file.fileno(), count - len(data), begin + len(data))
+            except OSError as error:
+                raise DataError(
+                    f"{self.path}: byte {begin}: cannot be read: {error.strerror or error}"
+                ) from error
+            if not more:
+                raise DataError(
+                    f"{self.path}: byte {begin + len(data)}: the file ends here and did not when "
+                    "its records were looked for: let nobody change it while it is read"
+                )
+            data = data + more if data else more
         return data

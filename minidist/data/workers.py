@@ -11,14 +11,16 @@ import atexit
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from minidist import observe, threads
 from minidist.device import host
-from minidist.errors import ForkError
+from minidist.errors import ClosedError, ForkError
 from minidist.kernels.rendezvous import Fence
 from minidist.patience import DEADLINE, REPORT_AFTER, Waiting, stack
 
@@ -43,6 +45,14 @@ class Reading:
         except BaseException as failure:
             self.failures[number] = failure
         del self.at_work[number]
+        self._is_over()
+
+    def drop(self, number: int) -> None:
+        """Tell whoever waits that nobody will read a piece any more."""
+        self.failures[number] = ClosedError("the workers were closed before they read this batch")
+        self._is_over()
+
+    def _is_over(self) -> None:
         if observe.watching:
             observe.gave(self)
         self.over.advance()
@@ -73,6 +83,7 @@ class _Queue:
             except IndexError:  # closed
                 return
             if self.stopped:
+                reading.drop(number)
                 return
             reading.do(number)
             del reading  # its memory is the consumer's while this thread waits
@@ -114,8 +125,9 @@ class Workers:
     def wait(self, reading: Reading) -> None:
         """Return when all pieces have been read.
 
-        Raises what the first that failed has raised; HangError, which names the worker, where they
-        are not over within the deadline; ForkError in a process forked from that of the threads.
+        Raises what the first that failed has raised; ClosedError where the workers are closed
+        meanwhile; HangError, which names the worker, where the pieces are not over within the
+        deadline; ForkError in a process forked from that of the threads.
         """
         if os.getpid() != self._pid:
             raise ForkError(
@@ -144,10 +156,16 @@ class Workers:
     def close(self) -> None:
         """End the threads; pieces that were not begun are dropped. Closing twice is fine."""
         self._queue.stop()
-        self._queue.pieces.clear()
+        while self._queue.pieces:
+            with suppress(IndexError):  # a thread has just taken the last one
+                reading, number = self._queue.pieces.popleft()
+                reading.drop(number)
+        if os.getpid() != self._pid:
+            return
+        end = time.monotonic() + GRACE
         for thread in self._threads:
-            if thread.ident is not None and os.getpid() == self._pid:
-                thread.join(GRACE)
+            if thread.ident is not None:
+                thread.join(max(0.0, end - time.monotonic()))
 
     def __enter__(self) -> Workers:
         return self

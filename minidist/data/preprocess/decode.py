@@ -17,6 +17,7 @@ from minidist.errors import ImageError
 from minidist.kernels.jpeg import Damaged, Jpeg
 
 START_OF_JPEG = b"\xff\xd8"
+LARGEST = 2**26  # pixels of an image of another kind: a few bytes may say that there are any number
 
 
 class Encoded:
@@ -65,6 +66,11 @@ def _by_pillow(content: bytes) -> NDArray[np.uint8]:
         ) from None
     try:
         with Image.open(io.BytesIO(content)) as image:
+            width, height = image.size
+            if width * height > LARGEST:
+                raise ImageError(0, f"{width}×{height} pixels are more than {LARGEST}")
             return np.asarray(image.convert("RGB"))
+    except (ImageError, MemoryError):
+        raise
     except Exception as error:  # Pillow raises many kinds for damaged files
         raise ImageError(0, f"this is no image that can be read: {error}") from error
