@@ -101,6 +101,8 @@ def replacing(
             raise DataError(f"{path}: is a folder, so no file can be saved there; name one in it")
         if partial is None:
             path = target(path)
+            if path.exists() and not path.is_file():
+                raise DataError(f"{path}: is a device or the like, and no file that can be saved")
             partial = path.with_name(path.name + PARTIAL)
         with _alone(partial) as file:
             yield file

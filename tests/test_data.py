@@ -460,3 +460,7 @@ def test_pickled_cifar10_is_converted_by_the_command_that_the_error_names(
     assert command.startswith("python -c ")
     subprocess.run(command.replace("python", sys.executable, 1), shell=True, cwd=cifar, check=True)
     assert {file.name: file.read_bytes() for file in cifar.glob("*.bin")} == wanted
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    (outer / "cifar-10-batches-py").symlink_to(cifar)
+    assert cifar10.load(str(outer), Settings()).classes == 10

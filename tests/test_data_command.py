@@ -125,6 +125,7 @@ def test_what_is_there_is_not_written_over(photos, tmp_path, capsys):
 
 def test_a_class_that_no_line_can_hold_is_refused(photos, tmp_path, capsys):
     (photos / "train" / "two\nlines").mkdir()
+    (photos / "train" / "two\nlines" / "one.jpg").write_bytes(jpeg(0))
     assert main(["write", str(photos), str(tmp_path / "shards")]) == 3
     assert r"the class 'two\nlines' has a name that no line of labels.txt" in said(capsys)[1]
 
@@ -221,6 +222,7 @@ def test_what_cannot_be_shown_says_why(arguments, status, reason, capsys, tmp_pa
     [
         ([], "the following arguments are required: COMMAND"),
         (["show", "mnits"], "invalid choice: 'mnits'"),
+        (["show", "text", "--tf_random_seed=-1"], "expected a whole number from 0 to 2**64 - 1"),
         (["show", "digits", "--examples=0"], "expected a whole number above 0, and not '0'"),
         (["write", "a"], "the following arguments are required: target"),
         (["write", "a", "b", "--shards=3"], "unrecognized arguments: --shards=3"),

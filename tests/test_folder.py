@@ -37,6 +37,12 @@ def read(split, numbers=None, seed=3, epoch=1):
 # What there is
 
 
+def test_a_class_to_train_on_has_images(tmp_path):
+    album(tmp_path, {"cat": 1, "dog": 0}, {"cat": 1, "dog": 1})
+    with pytest.raises(DataError, match="train/dog: there is no image in it, so nothing"):
+        load(tmp_path)
+
+
 def test_classes_and_images_are_numbered_by_their_names(tmp_path):
     found = load(album(tmp_path, {"dog": 2, "cat": 1, "Emu": 3}, {"cat": 2}))
     assert (found.name, found.classes, found.synthetic) == ("folder", 3, False)
@@ -154,7 +160,7 @@ def test_a_damaged_image_is_replaced_by_the_next_good_one_of_its_class(tmp_path)
         inputs, same = read(found, list(numbers))
         assert inputs.tobytes() == wanted[list(numbers)].tobytes()
         assert same.tolist() == labels[list(numbers)].tolist()
-        assert found.skipped == 3
+        assert len(found.skipped) == 3
 
 
 def test_where_nothing_good_is_left_there_is_nothing_to_skip_to(tmp_path):

@@ -141,7 +141,7 @@ def test_a_damaged_record_is_an_error_that_names_it(number, shards):
         read(found)
     others = [n for n in range(9) if n != number]
     assert read(found, others)[1].tolist() == others
-    assert found.skipped == 0
+    assert found.skipped == []
 
 
 def test_a_damaged_record_is_replaced_by_the_next_good_one_of_its_file(shards):
@@ -153,7 +153,7 @@ def test_a_damaged_record_is_replaced_by_the_next_good_one_of_its_file(shards):
     assert labels.tolist() == [0, 2, 2, 3, 3, 3, 3, 7, 8]
     for number in (0, 2, 3, 7, 8):
         assert inputs[number].tobytes() == wanted[number].tobytes()
-    assert found.skipped == 4
+    assert len(found.skipped) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -166,7 +166,7 @@ def test_what_is_skipped_is_the_same_for_any_number_of_workers(workers, shards):
     numbers = np.concatenate([found.order(5, epoch) for epoch in range(2)])
     stand_in = {1: 2, 4: 5, 8: 7}
     assert labels.tolist() == [stand_in.get(number, number) for number in numbers.tolist()]
-    assert found.skipped == 3
+    assert len(found.skipped) == 3
     again = np.full((9, *SHAPE), np.nan, np.float32)
     found.read(numbers[9:], 5, 1, again, np.empty(9, np.int64))
     assert inputs[9:].tobytes() == again.tobytes()
@@ -178,7 +178,7 @@ def test_a_file_that_is_cut_off_counts_once(shards):
     with pytest.raises(DataError, match=r"train-00001-of-00003: byte \d+: record 3: the file ends"):
         load(shards)
     found = load(shards, skip_bad_records=True).train
-    assert (len(found), found.skipped) == (8, 1)
+    assert (len(found), found.skipped) == (8, [-1])
 
 
 def test_files_without_a_good_record_are_no_data(shards):
@@ -187,6 +187,20 @@ def test_files_without_a_good_record_are_no_data(shards):
     found = load(shards, skip_bad_records=True).train
     with pytest.raises(DataError, match=r"train-00002-of-00003: .* so is everything that could"):
         read(found)
+
+
+def test_a_file_that_hides_all_its_records_is_an_error_in_any_case(shards):
+    path = shards / shard_name("train", 1, 3)
+    path.write_bytes(b"\x01" + path.read_bytes()[1:])
+    with pytest.raises(DataError, match="train-00001-of-00003: byte 0: record 0"):
+        load(shards, skip_bad_records=True)
+
+
+def test_compressed_files_are_not_passed_over(shards):
+    path = shards / shard_name("train", 1, 3)
+    path.rename(f"{path}.gz")
+    with pytest.raises(DataError, match=r"train-00001-of-00003\.gz: the file is compressed"):
+        load(shards)
 
 
 def test_mutated_files_are_named(shards):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -173,6 +174,20 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch
     monkeypatch.setattr(decode, "LARGEST", 599)
     with pytest.raises(ImageError, match="30×20 pixels are more than 599"):
         Encoded(encoded(20, 30, "PNG"))
+
+
+@pytest.mark.parametrize(("dtype", "form"), [(np.uint16, "PNG"), (np.float32, "TIFF")])
+def test_more_than_eight_bits_are_not_cut_off(dtype, form) -> None:
+    file = io.BytesIO()
+    image.fromarray(np.arange(64, dtype=dtype).reshape(8, 8) * 999).save(file, form)
+    with pytest.raises(ImageError, match="have more than 8 bits"):
+        Encoded(file.getvalue())
+
+
+def test_without_pillow_an_image_that_needs_it_is_not_called_damaged(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UsageError, match=r"pip install 'minidist\[images\]'"):
+        Encoded(b"GIF89a")
 
 
 def test_a_lack_of_memory_is_no_damaged_image(monkeypatch) -> None:

@@ -279,6 +279,14 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
             tensor_file.TensorFile(tmp_path / name)
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(DataError, match=r"pipe: is a device or the like"):
+        tensor_file.write(tmp_path / "link", {}, {})
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_file_cut_off_while_it_is_read_is_refused(path):
     tensor_file.write(path, ARRAYS, {})
     with tensor_file.TensorFile(path) as file:

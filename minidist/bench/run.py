@@ -172,7 +172,8 @@ def _devices(crew: Crew, strategy: Strategy) -> list[str]:
 def _about(
     flags: Flags, crew: Crew, strategy: Strategy, model: Layer, dataset: data.Dataset
 ) -> dict[str, Any]:
-    skipped = sum(crew.exchange("tell of records that were skipped", dataset.skipped))
+    of_workers = crew.exchange("tell of records that were skipped", dataset.skipped)
+    skipped = len({(part, n) for one in of_workers for part in one for n in one[part]})
     if flags.skip_bad_records:
         print(report.skipped_line(skipped))
     return {

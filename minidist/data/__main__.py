@@ -20,6 +20,7 @@ from typing import Any
 
 from minidist.data import SOURCES, Settings, load
 from minidist.data.preprocess import PREPROCESSORS, RESIZE_METHODS
+from minidist.data.preprocess.settings import ROUND_ROBIN
 from minidist.data.showing import show
 from minidist.data.writing import SHARD_IMAGES, write
 from minidist.errors import DataError, MinidistError, UsageError
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     skip = "damaged images are left out and counted, and are no error"
 
     told = "write TFRecord files of a folder with train/CLASS/*.jpg and val/CLASS/*.jpg"
-    one = commands.add_parser("write", help=told, description=told.capitalize(), allow_abbrev=False)
+    one = commands.add_parser("write", help=told, description=_sentence(told), allow_abbrev=False)
     one.set_defaults(do=_write)
     one.add_argument("folder", type=Path, help="the folder with the images")
     one.add_argument("target", type=Path, help="the folder with the files, which is made")
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--skip_bad_records", action="store_true", help=skip)
 
     told = "show examples as a model is fed them: a row for each, a column for each epoch"
-    one = commands.add_parser("show", help=told, description=told.capitalize(), allow_abbrev=False)
+    one = commands.add_parser("show", help=told, description=_sentence(told), allow_abbrev=False)
     one.set_defaults(do=_show)
     one.add_argument("data_name", choices=SOURCES, help=f"one of {', '.join(SOURCES)}")
     one.add_argument("picture", type=Path, nargs="?", help="the PNG file that is made of images")
@@ -91,10 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--test", action="store_true", help="examples to test on, not to train on")
     one.add_argument("--examples", type=_positive, default=8, help="so many of them")
     one.add_argument("--epochs", type=_positive, default=6, help="in so many epochs")
-    one.add_argument("--tf_random_seed", type=int, default=1234, help="which examples, and how")
+    one.add_argument("--tf_random_seed", type=_seed, default=1234, help="which examples, and how")
     one.add_argument("--input_preprocessor", default="default", help=", ".join(PREPROCESSORS))
-    one.add_argument("--resize_method", default="bilinear", help=", ".join(RESIZE_METHODS))
-    one.add_argument("--nodistortions", dest="distortions", action="store_false", help="fewer")
+    one.add_argument(
+        "--resize_method", default="bilinear", help=", ".join((*RESIZE_METHODS, ROUND_ROBIN))
+    )
+    one.add_argument(
+        "--nodistortions",
+        dest="distortions",
+        action="store_false",
+        help="leave colours, and CIFAR-10's place and side, as they are",
+    )
     one.add_argument("--skip_bad_records", action="store_true", help=skip)
     return parser
 
@@ -103,6 +111,18 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, and not {text!r}")
     return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**64:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 0 to 2**64 - 1, not {text!r}"
+        )
+    return int(text)
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _tell(what: str) -> None:

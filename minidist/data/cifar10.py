@@ -23,6 +23,7 @@ RECORD_BYTES = 3073
 TRAIN_FILES = [f"data_batch_{number}.bin" for number in range(1, 6)]
 TEST_FILES = ["test_batch.bin"]
 SUBFOLDER = "cifar-10-batches-bin"
+PICKLED = "cifar-10-batches-py"
 PAD = 4  # black pixels on each side, by which an image can be moved
 
 CONVERT = (
@@ -43,9 +44,11 @@ def load(data_dir: str, settings: Settings) -> Dataset:
     the Python version of the data set, which is pickled and could run anything when it is read.
     """
     path = folder(data_dir)
-    if (path / SUBFOLDER).is_dir():
-        path = path / SUBFOLDER
-    for pickled in (path / "data_batch_1", path / "cifar-10-batches-py"):
+    for name in (SUBFOLDER, PICKLED):  # in the latter they are where they have been converted
+        if (path / name / TRAIN_FILES[0]).exists():
+            path = path / name
+            break
+    for pickled in (path / "data_batch_1", path / PICKLED):
         if pickled.exists() and not (path / TRAIN_FILES[0]).exists():
             raise DataError(
                 f"{pickled}: this is the Python (pickled) version of CIFAR-10, which minidist does "

@@ -69,14 +69,14 @@ class Skipping(Protocol):
     """A Split whose records may be damaged, so that others stand in for them."""
 
     @property
-    def skipped(self) -> int:
-        """How many there were so far."""
+    def skipped(self) -> list[int]:
+        """Their numbers, so far; below 0 those of files that are cut off."""
         ...
 
 
-def skipped(split: Split) -> int:
-    """Return how many records others have stood in for so far."""
-    return split.skipped if isinstance(split, Skipping) else 0
+def skipped(split: Split) -> list[int]:
+    """Return the numbers of the records that others have stood in for so far."""
+    return split.skipped if isinstance(split, Skipping) else []
 
 
 def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -163,9 +163,9 @@ class Dataset:
         return "tokens" if self.train.label_shape else "images"
 
     @property
-    def skipped(self) -> int:
-        """How many records could not be read so far, in both parts."""
-        return skipped(self.train) + skipped(self.test)
+    def skipped(self) -> dict[str, list[int]]:
+        """The numbers of the records that could not be read so far, by part."""
+        return {"train": skipped(self.train), "test": skipped(self.test)}
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

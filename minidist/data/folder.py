@@ -55,7 +55,14 @@ def parts(data_dir: str) -> tuple[Folder, Folder]:
             f"{test / unknown[0]}: no folder in {path / TRAIN} has that name, so nothing is learnt "
             "of this class: add it there, or remove it here"
         )
-    return Folder(path / TRAIN, classes), Folder(test, classes)
+    train = Folder(path / TRAIN, classes)
+    empty = [name for label, name in enumerate(classes) if not train.of_class(label)]
+    if empty:
+        raise DataError(
+            f"{path / TRAIN / empty[0]}: there is no image in it, so nothing is learnt of this "
+            f"class: {LAYOUT}"
+        )
+    return train, Folder(test, classes)
 
 
 class Folder:
@@ -96,7 +103,10 @@ class Folder:
 
     def fellows(self, number: int) -> range:
         """Return the numbers of the images of the same class."""
-        label = self.label(number)
+        return self.of_class(self.label(number))
+
+    def of_class(self, label: int) -> range:
+        """Return the numbers of the images of a class."""
         return range(int(self._begins[label]), int(self._begins[label + 1]))
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:

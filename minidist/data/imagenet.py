@@ -59,6 +59,9 @@ def shards(path: Path, part: str) -> list[Path]:
         for name in sorted(file.name for file in path.iterdir())
         if (match := re.fullmatch(rf"{part}-\d{{5,}}-of-(\d{{5,}})", name))
     }
+    compressed = sorted(path.glob(f"{part}-*-of-*.gz"))
+    if compressed:
+        raise DataError(f"{compressed[0]}: the file is compressed: unpack it with gunzip")
     if not found:
         raise DataError(
             f"{path}: there is no file of TFRecords to be read as {part!r}: expected files named "

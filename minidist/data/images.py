@@ -49,7 +49,7 @@ class Images:
 
     A damaged image is a DataError that says which it is. With `skip_bad_records` it is replaced by
     the next good one of its fellows, as if that were in its place too, so that all others stay as
-    they were; `skipped` counts those that are damaged.
+    they were; `skipped` has those that are damaged.
     """
 
     dtype: np.dtype[Any] = np.dtype(np.float32)
@@ -69,9 +69,9 @@ class Images:
         return len(self.stored)
 
     @property
-    def skipped(self) -> int:
-        """How many damaged images were met so far; a file that is cut off counts as one."""
-        return self.stored.cut_off + len(self._damaged)
+    def skipped(self) -> list[int]:
+        """The damaged images that were met so far, and a number below 0 for each file cut off."""
+        return [*range(-self.stored.cut_off, 0), *sorted(self._damaged.copy())]
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         return self.stored.order(seed, epoch)

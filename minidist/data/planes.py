@@ -35,7 +35,7 @@ class Planes:
         return self.of.label_shape
 
     @property
-    def skipped(self) -> int:
+    def skipped(self) -> list[int]:
         return skipped(self.of)
 
     @property

@@ -29,17 +29,18 @@ class Records:
 
     Labels are those in the files, and must be from 0 to classes - 1.
 
-    A file with a damaged header is an error, or else, with `skip_bad_records`, it is read up to
-    there and counts as one of the `cut_off`. Raises DataError for files that cannot be read, or
-    that have no record at all.
+    A file with a damaged header is an error, or else, with `skip_bad_records` and a record before
+    it, the file is read up to there and counts as one of the `cut_off`. Raises DataError for files
+    that cannot be read, or that have no record at all.
     """
 
     def __init__(self, paths: Sequence[Path], classes: int, skip_bad_records: bool) -> None:
         with ThreadPoolExecutor(AT_ONCE, "minidist headers") as threads:
             self.shards = list(threads.map(Shard, paths))
         damaged = [shard for shard in self.shards if shard.damage is not None]
-        if damaged and not skip_bad_records:
-            raise damaged[0].error(len(damaged[0]), damaged[0].damage)
+        lost = [shard for shard in damaged if not (skip_bad_records and len(shard))]
+        if lost:
+            raise lost[0].error(len(lost[0]), lost[0].damage)
         self.cut_off = len(damaged)
         self.classes = classes
         self._begins = np.cumsum([0, *map(len, self.shards)])

@@ -60,13 +60,14 @@ def show(
 def _picture(images: NDArray[Any]) -> Pixels:
     """Return images [rows, columns, height, width, channels] as one, [height, width, 3].
 
-    Pixels of -1 to 1 are black to white; where there are others, the least to the greatest.
+    Pixels of -1 to 1 are black to white, and some that are resized lie a little beyond. Where
+    they are much larger the means of the channels were subtracted from bytes.
     """
     rows, _, height, width, channels = images.shape
     if channels not in (1, 3):
         raise UsageError(f"a picture has 1 or 3 channels, and these images have {channels}")
-    low, high = images.min(initial=-1), images.max(initial=1)
-    pixels = np.rint((images - low) * (255 / (high - low))).astype(np.uint8)
+    low, high = (-1, 1) if np.abs(images).max(initial=0) < 2 else (-124, 152)
+    pixels = np.rint((images.clip(low, high) - low) * (255 / (high - low))).astype(np.uint8)
     times = -(-TILE // min(height, width))
     pixels = pixels.repeat(times, axis=2).repeat(times, axis=3)
     ends = ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0))

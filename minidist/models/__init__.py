@@ -91,15 +91,16 @@ def build(name: str, input_shape: Sequence[int], classes: int, dtype: Any = None
 def recipe_for(name: str, data_name: str) -> Recipe:
     """Return how a model is trained on a data set by default: by its recipe, or as is usual.
 
-    Made-up images have the size of CIFAR-10's where the model is made for no others.
+    Images of any size become as large as CIFAR-10's where the model is made for no others.
     Raises UsageError for an unknown model.
     """
     model = _known(name)
     of = dict.fromkeys(("imagenet", "folder", "synthetic"), model.imagenet)
     of |= {"cifar10": model.cifar10, "text": model.text}
-    if data_name == "synthetic" and model.cifar10 is not None and model.imagenet is None:
+    recipe = of.get(data_name)
+    if recipe is None and data_name in ("imagenet", "folder", "synthetic") and model.cifar10:
         return Recipe(model.cifar10.image_size)
-    return of.get(data_name) or Recipe()
+    return recipe or Recipe()
 
 
 def _known(name: str) -> Model:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from minidist.data.preprocess.boxes import Box
 from minidist.device import host
-from minidist.errors import ImageError
+from minidist.errors import ImageError, UsageError
 from minidist.kernels.jpeg import Damaged, Jpeg
 
 START_OF_JPEG = b"\xff\xd8"
@@ -59,16 +59,18 @@ def _by_pillow(content: bytes) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise ImageError(
-            0,
-            "this is no JPEG that minidist decodes itself, and Pillow, which knows more kinds of "
-            "image, is not installed: pip install minidist[images]",
+        # Not an ImageError: the image is good, and must not be skipped as one that is damaged.
+        raise UsageError(
+            "there is an image that is no JPEG that minidist decodes itself, and Pillow, which "
+            "knows more kinds, is not installed: pip install 'minidist[images]'"
         ) from None
     try:
         with Image.open(io.BytesIO(content)) as image:
             width, height = image.size
             if width * height > LARGEST:
                 raise ImageError(0, f"{width}×{height} pixels are more than {LARGEST}")
+            if image.mode.startswith(("I", "F")):  # Pillow would cut off what is above 255
+                raise ImageError(0, f"its pixels ({image.mode}) have more than 8 bits")
             return np.asarray(image.convert("RGB"))
     except (ImageError, MemoryError):
         raise
