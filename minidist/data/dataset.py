@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,21 +85,22 @@ def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Examples:
-    """A Split in memory: images float32 [n, height, width, channels] and their labels int64 [n].
+class InMemory:
+    """What Splits in memory have in common: images of one size and their labels int64 [n].
 
-    Pixels are about -1 to 1, and fed as they are.
-    Raises ShapeError when the two do not have these dtypes and dimensions or differ in length.
+    Raises ShapeError when the two do not have the right dtypes and dimensions or differ in length.
     """
 
-    images: NDArray[np.float32]
+    images: NDArray[Any]  # [n, height, width, channels]
     labels: NDArray[np.int64]
+
+    stored: ClassVar[str]  # the dtype of the images
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
-        if images.dtype != np.float32 or images.ndim != 4:
+        if images.dtype != self.stored or images.ndim != 4:
             raise ShapeError(
-                "images must be float32 [n, height, width, channels], but they are "
+                f"images must be {self.stored} [n, height, width, channels], but they are "
                 f"{images.dtype} {list(images.shape)}"
             )
         if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
@@ -117,18 +118,27 @@ class Examples:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.images.dtype
+        return np.dtype(np.float32)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
         return ()
 
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        return shuffled(len(self), seed, epoch)
+
+
+class Examples(InMemory):
+    """A Split in memory: images float32 [n, height, width, channels] and their labels int64 [n].
+
+    Pixels are about -1 to 1, and fed as they are.
+    """
+
+    stored: ClassVar[str] = "float32"
+
     @property
     def grain(self) -> int:
         return max(1, 2**18 // max(1, self.images[:1].nbytes))
-
-    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        return shuffled(len(self), seed, epoch)
 
     def read(
         self,

@@ -11,6 +11,7 @@ them; only the first distorts colours (`colour.py`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from minidist.data.preprocess.settings import Settings
 from minidist.kernels import image as kernel
 
 
-class Preprocessor:
+class Preprocessor(ABC):
     """Turns encoded images into inputs; any number of threads may use it."""
 
     scale: ClassVar[NDArray[np.float32]]
@@ -60,9 +61,9 @@ class Preprocessor:
         mirrored = next(chance) < 0.5
         kernel.resize(pixels, method, self.scale, self.shift, out, mirrored=mirrored)
 
+    @abstractmethod
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Return the size, from an image's, whose middle is taken to test on."""
-        raise NotImplementedError
 
 
 class Standard(Preprocessor):
